@@ -1,1 +1,41 @@
-//! Placeholder.
+//! The waist between LLM inference engines and attention backends.
+//!
+//! An engine describes its model once ([`ModelSpec`]) and a batch once a step ([`Batch`]); a backend
+//! turns the batch into a plan ([`AttentionBackend::prepare_metadata`]) and runs attention once a layer
+//! ([`AttentionBackend::forward`]). Everything that both sides must agree on lives here: what a batch is and
+//! when it is valid, what a layer computes, which conventions hold (see [`conventions`]), what a backend can do
+//! ([`Capabilities`]), how one is chosen ([`Registry`]), and how work is cut and scheduled ([`plan`]).
+//!
+//! This crate knows no backend and no GPU. Validation happens once, when a [`Batch`] is built; backends trust it.
+#![forbid(unsafe_code)]
+
+pub mod conventions;
+pub mod plan;
+
+mod backend;
+mod batch;
+mod capability;
+mod capture;
+mod error;
+mod host;
+mod hybrid;
+mod layer;
+mod lse;
+mod model;
+mod registry;
+mod space;
+mod stamp;
+
+pub use backend::{AttentionBackend, BackendConfig, BatchLimits, check_batch, check_io};
+pub use batch::{Batch, BatchError, PackedMask, PoolShape, RawBatch, Request, SubBatch, Violation, mask_bytes};
+pub use capability::{Capabilities, DimRule, Feature, FeatureSet, Reason, Requirements, SizeRule};
+pub use capture::{Bucket, CaptureLimits};
+pub use error::{CaptureError, CreateError, PrepareError, RunError};
+pub use host::{Host, HostDevice};
+pub use hybrid::HybridBackend;
+pub use layer::{HeadShape, Layer, LayerError, LayerParams};
+pub use lse::{Lse, StateShapeError, merge_state, merge_states};
+pub use model::{ModelSpec, ModelSpecError, PlanGroup};
+pub use registry::{BackendEntry, BoxedBackend, Registry, Rejection, SelectError, Selection};
+pub use space::{CacheFacts, Io, Kv, Space, TensorFacts};
+pub use stamp::{Prepared, StampIssuer};

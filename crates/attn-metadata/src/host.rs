@@ -1,0 +1,74 @@
+//! The host space: tensors and caches in main memory.
+
+use kvpool::{HostKv, HostTensor, HostTensorMut};
+
+use crate::lse::Lse;
+use crate::space::{CacheFacts, Space, TensorFacts};
+
+/// Main memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Host {}
+
+/// How to use the processor.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HostDevice {
+    /// Worker threads; `None`: as many as the process may use. Results do not depend on it.
+    pub num_threads: Option<usize>,
+}
+
+impl Space for Host {
+    type Device = HostDevice;
+    type Tensor<'a> = HostTensor<'a>;
+    type TensorMut<'a> = HostTensorMut<'a>;
+    type LseMut<'a> = &'a mut [Lse];
+    type Cache<'a> = &'a HostKv;
+    type CacheMut<'a> = &'a mut HostKv;
+
+    fn shorten<'b>(tensor: &'b HostTensor<'_>) -> HostTensor<'b> {
+        *tensor
+    }
+
+    fn shorten_cache<'b>(cache: &'b &HostKv) -> &'b HostKv {
+        cache
+    }
+
+    fn reborrow<'b>(tensor: &'b mut HostTensorMut<'_>) -> HostTensorMut<'b> {
+        tensor.reborrow()
+    }
+
+    fn reborrow_lse<'b>(lse: &'b mut &mut [Lse]) -> &'b mut [Lse] {
+        lse
+    }
+
+    fn reborrow_cache<'b>(cache: &'b mut &mut HostKv) -> &'b mut HostKv {
+        cache
+    }
+
+    fn share_cache<'b>(cache: &'b &mut HostKv) -> &'b HostKv {
+        cache
+    }
+
+    fn tensor_facts(tensor: &HostTensor<'_>) -> TensorFacts {
+        TensorFacts { shape: tensor.shape(), dtype: tensor.dtype() }
+    }
+
+    fn tensor_mut_facts(tensor: &HostTensorMut<'_>) -> TensorFacts {
+        TensorFacts { shape: tensor.shape(), dtype: tensor.dtype() }
+    }
+
+    fn lse_len(lse: &&mut [Lse]) -> usize {
+        lse.len()
+    }
+
+    fn cache_facts(cache: &&HostKv) -> CacheFacts {
+        let shape = cache.shape();
+        CacheFacts {
+            num_pages: shape.num_pages,
+            page_size: shape.page_size,
+            num_kv_heads: shape.num_kv_heads,
+            head_dim_k: shape.head_dim_k,
+            head_dim_v: shape.head_dim_v,
+            dtype: cache.format().dtype(),
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! Two backends for one model: one for requests that extend, one for those that decode.
+//!
+//! A batch is cut by request, so a request meets the same backend whatever its neighbours do in that step. The
+//! sub-batch that extends runs first and appends the new KV of all rows.
+
+use crate::backend::{AttentionBackend, check_io};
+use crate::batch::{Batch, PoolShape, Request, SubBatch};
+use crate::capability::{Capabilities, DimRule, Feature, FeatureSet, SizeRule};
+use crate::capture::{Bucket, CaptureLimits};
+use crate::error::{CaptureError, CreateError, PrepareError, RunError};
+use crate::model::ModelSpec;
+use crate::plan::PlanReport;
+use crate::registry::BoxedBackend;
+use crate::space::{Io, Kv, Space};
+use crate::stamp::{Prepared, StampIssuer};
+
+/// Runs requests of few query tokens on one backend and the others on another.
+pub struct HybridBackend<S: Space> {
+    extend: BoxedBackend<S>,
+    decode: BoxedBackend<S>,
+    max_decode_q_len: u32,
+    capabilities: Capabilities,
+    stamps: StampIssuer,
+    extend_batch: Batch,
+    decode_batch: Batch,
+    eager: Option<Steps>,
+    captured: Captured,
+}
+
+struct Steps {
+    extend: Prepared,
+    decode: Prepared,
+}
+
+impl<S: Space> std::fmt::Debug for HybridBackend<S> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("HybridBackend")
+            .field("extend", &self.extend.name())
+            .field("decode", &self.decode.name())
+            .field("max_decode_q_len", &self.max_decode_q_len)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<S: Space> HybridBackend<S> {
+    /// Pairs two backends made for the same model: requests of 1 to `max_decode_q_len` query tokens go to `decode`.
+    ///
+    /// # Errors
+    /// [`CreateError::Unsupported`] where either cannot run the model.
+    pub fn new(extend: BoxedBackend<S>, decode: BoxedBackend<S>, max_decode_q_len: u32) -> Result<Self, CreateError> {
+        for backend in [&extend, &decode] {
+            let checked = backend.capabilities().supports_model(extend.model());
+            checked.map_err(|reasons| CreateError::Unsupported { backend: backend.name(), reasons })?;
+        }
+        let pool = PoolShape { num_pages: 0, page_size: extend.model().page_size() };
+        let capabilities = intersection(extend.capabilities(), decode.capabilities());
+        Ok(Self {
+            extend,
+            decode,
+            max_decode_q_len,
+            capabilities,
+            stamps: StampIssuer::default(),
+            extend_batch: Batch::empty(pool),
+            decode_batch: Batch::empty(pool),
+            eager: None,
+            captured: Captured::default(),
+        })
+    }
+
+    /// The backend for requests that extend, and the one for those that decode.
+    #[must_use]
+    pub fn parts(&self) -> (&dyn AttentionBackend<S>, &dyn AttentionBackend<S>) {
+        (&*self.extend, &*self.decode)
+    }
+
+    fn split(&mut self, batch: &Batch) {
+        let max = self.max_decode_q_len;
+        let decodes = |r: &Request| (1..=max).contains(&r.q_len);
+        batch.select_into(&mut self.extend_batch, SubBatch::First, |r| !decodes(r));
+        batch.select_into(&mut self.decode_batch, SubBatch::Later, decodes);
+    }
+}
+
+/// The live steps of captured graphs, by generation.
+#[derive(Default)]
+struct Captured(Vec<(u64, Steps)>);
+
+impl Captured {
+    fn contains(&self, generation: u64) -> bool {
+        self.0.iter().any(|(g, _)| *g == generation)
+    }
+
+    fn get_mut(&mut self, step: &Prepared) -> Option<&mut Steps> {
+        self.0.iter_mut().find(|(g, _)| *g == StampIssuer::generation(step)).map(|(_, steps)| steps)
+    }
+}
+
+/// The parts' steps behind a hybrid's step.
+fn parts_of<'a>(
+    stamps: &StampIssuer,
+    eager: &'a Option<Steps>,
+    captured: &'a Captured,
+    step: &Prepared,
+) -> Result<&'a Steps, RunError> {
+    stamps.check(step, |generation| captured.contains(generation))?;
+    let generation = StampIssuer::generation(step);
+    let steps = match step.bucket() {
+        Some(_) => captured.0.iter().find(|(g, _)| *g == generation).map(|(_, steps)| steps),
+        None => eager.as_ref(),
+    };
+    Ok(steps.expect("a checked stamp has its steps"))
+}
+
+impl<S: Space> AttentionBackend<S> for HybridBackend<S> {
+    fn name(&self) -> &'static str {
+        "hybrid"
+    }
+
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn model(&self) -> &ModelSpec {
+        self.extend.model()
+    }
+
+    fn prepare_metadata(&mut self, batch: &Batch) -> Result<Prepared, PrepareError> {
+        // Both parts must take the whole batch's sizes, so that a refusal comes before either has a new plan.
+        self.split(batch);
+        let extend = self.extend.prepare_metadata(&self.extend_batch)?;
+        let decode = match self.decode.prepare_metadata(&self.decode_batch) {
+            Ok(step) => step,
+            Err(error) => {
+                // The extend part has moved on: the previous hybrid step is stale from here.
+                self.eager = None;
+                self.stamps.issue(batch);
+                return Err(error);
+            }
+        };
+        self.eager = Some(Steps { extend, decode });
+        Ok(self.stamps.issue(batch))
+    }
+
+    fn forward(&mut self, step: &Prepared, layer: usize, mut io: Io<'_, S>) -> Result<(), RunError> {
+        let Self { extend, decode, stamps, eager, captured, .. } = self;
+        let steps = parts_of(stamps, eager, captured, step)?;
+        check_io(extend.model(), step, layer, &io)?;
+        extend.forward(&steps.extend, layer, io.reborrow())?;
+        let Io { q, kv, mut out, mut lse } = io;
+        let (q, cache) = (S::shorten(&q), kv.cache());
+        let (out, lse) = (S::reborrow(&mut out), lse.as_mut().map(S::reborrow_lse));
+        decode.forward(&steps.decode, layer, Io { q, kv: Kv::Attend { cache }, out, lse })
+    }
+
+    fn explain(&self, step: &Prepared) -> Result<PlanReport, RunError> {
+        let steps = parts_of(&self.stamps, &self.eager, &self.captured, step)?;
+        let mut report = self.extend.explain(&steps.extend)?;
+        report.absorb(self.decode.explain(&steps.decode)?);
+        Ok(report)
+    }
+
+    fn init_capture_graph(&mut self, limits: &CaptureLimits) -> Result<(), CaptureError> {
+        self.extend.init_capture_graph(limits)?;
+        self.captured.0.clear();
+        // Only the part that extends appends.
+        self.decode.init_capture_graph(&CaptureLimits { appends: false, ..limits.clone() })
+    }
+
+    fn prepare_for_capture(&mut self, bucket: Bucket) -> Result<Prepared, CaptureError> {
+        let extend = self.extend.prepare_for_capture(bucket)?;
+        let decode = self.decode.prepare_for_capture(bucket)?;
+        let step = self.stamps.issue_captured(bucket, extend.num_pool_pages(), extend.appends());
+        self.captured.0.push((StampIssuer::generation(&step), Steps { extend, decode }));
+        Ok(step)
+    }
+
+    fn prepare_for_replay(&mut self, step: &mut Prepared, batch: &Batch) -> Result<(), CaptureError> {
+        if step.bucket().is_none() {
+            return Err(CaptureError::NotCaptured);
+        }
+        parts_of(&self.stamps, &self.eager, &self.captured, step).map_err(CaptureError::Stale)?;
+        self.split(batch);
+        let steps = self.captured.get_mut(step).expect("a checked stamp has its steps");
+        self.extend.prepare_for_replay(&mut steps.extend, &self.extend_batch)?;
+        self.decode.prepare_for_replay(&mut steps.decode, &self.decode_batch)
+    }
+}
+
+/// What both parts can do.
+fn intersection(a: &Capabilities, b: &Capabilities) -> Capabilities {
+    let common = |f: &Feature| a.features.contains(*f) && b.features.contains(*f);
+    Capabilities {
+        q_dtypes: both(&a.q_dtypes, &b.q_dtypes),
+        kv_dtypes: both(&a.kv_dtypes, &b.kv_dtypes),
+        head_dims: both_dims(&a.head_dims, &b.head_dims),
+        group_sizes: both_sizes(&a.group_sizes, &b.group_sizes),
+        page_sizes: both_sizes(&a.page_sizes, &b.page_sizes),
+        features: Feature::ALL.into_iter().filter(common).collect::<FeatureSet>(),
+    }
+}
+
+fn both<T: PartialEq + Copy>(a: &[T], b: &[T]) -> Vec<T> {
+    a.iter().filter(|x| b.contains(x)).copied().collect()
+}
+
+fn both_sizes(a: &SizeRule, b: &SizeRule) -> SizeRule {
+    match (a, b) {
+        (SizeRule::UpTo(x), SizeRule::UpTo(y)) => SizeRule::UpTo(*x.min(y)),
+        (SizeRule::OneOf(sizes), rule) | (rule, SizeRule::OneOf(sizes)) => {
+            SizeRule::OneOf(sizes.iter().filter(|s| rule.accepts(**s)).copied().collect())
+        }
+        (SizeRule::UpTo(x), SizeRule::MultipleOf { unit, up_to })
+        | (SizeRule::MultipleOf { unit, up_to }, SizeRule::UpTo(x)) => {
+            SizeRule::MultipleOf { unit: *unit, up_to: *x.min(up_to) }
+        }
+        (SizeRule::MultipleOf { unit: u, up_to: x }, SizeRule::MultipleOf { unit: v, up_to: y }) => {
+            SizeRule::MultipleOf { unit: lcm(*u, *v), up_to: *x.min(y) }
+        }
+    }
+}
+
+fn both_dims(a: &DimRule, b: &DimRule) -> DimRule {
+    match (a, b) {
+        (DimRule::Independent { qk: q, vo: v }, DimRule::Independent { qk, vo }) => {
+            DimRule::Independent { qk: both_sizes(q, qk), vo: both_sizes(v, vo) }
+        }
+        (DimRule::Pairs(pairs), rule) | (rule, DimRule::Pairs(pairs)) => {
+            let fits = |(qk, vo): &&(u32, u32)| match rule {
+                DimRule::Independent { qk: q, vo: v } => q.accepts(*qk) && v.accepts(*vo),
+                DimRule::Pairs(others) => others.contains(&(*qk, *vo)),
+            };
+            DimRule::Pairs(pairs.iter().filter(fits).copied().collect())
+        }
+    }
+}
+
+fn lcm(a: u32, b: u32) -> u32 {
+    let (mut x, mut y) = (a, b);
+    while y != 0 {
+        (x, y) = (y, x % y);
+    }
+    (a / x).saturating_mul(b)
+}

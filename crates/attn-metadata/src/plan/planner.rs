@@ -1,0 +1,343 @@
+//! Cutting a batch into tiles, chunks and ranges. One pass over the requests, no allocation once warm.
+
+use std::ops::Range;
+
+use crate::batch::{Batch, Request};
+use crate::model::PlanGroup;
+
+/// How a request's KV is cut into chunks: a function of the request alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Chunking {
+    /// Tokens of a chunk, ≥ 1; chunk boundaries are its multiples. `u32::MAX`: one chunk, however long.
+    pub chunk_len: u32,
+    /// Requests with more query tokens than this are not cut: their tiles keep the workers busy.
+    pub max_q_len: u32,
+}
+
+/// How a plan is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlanConfig {
+    /// Query tokens of a tile, ≥ 1.
+    pub tile_len: u32,
+    /// How KV is cut.
+    pub chunking: Chunking,
+    /// Ranges to make, ≥ 1; does not change any result.
+    pub num_workers: u32,
+    /// Cost of starting a unit, in (query token × KV token) pairs.
+    pub unit_overhead: u32,
+}
+
+impl PlanConfig {
+    /// Chunk length for a request.
+    #[must_use]
+    pub const fn chunk_len(&self, q_len: u32) -> u32 {
+        if q_len > self.chunking.max_q_len { u32::MAX } else { self.chunking.chunk_len }
+    }
+}
+
+/// A run of query tokens of one request, and the KV that any of them can see.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tile {
+    /// The request.
+    pub request: u32,
+    /// First query token, counted within the request.
+    pub q_begin: u32,
+    /// Query tokens, ≥ 1.
+    pub q_len: u32,
+    /// First KV token that any query token of the tile sees.
+    pub kv_begin: u32,
+    /// One past the last; `kv_begin` where they see nothing.
+    pub kv_end: u32,
+    /// Chunk length of the request.
+    pub chunk_len: u32,
+    /// Chunks that the tile's KV touches, ≥ 1 (an empty tile has one empty chunk).
+    pub num_chunks: u32,
+    /// Number of the tile's first unit.
+    pub first_unit: u64,
+    /// Row of the tile's first partial state in the workspace; tiles of one chunk have none.
+    pub first_partial: u64,
+}
+
+impl Tile {
+    /// KV tokens of a chunk, clipped to what the tile sees.
+    #[must_use]
+    pub fn chunk(&self, chunk: u32) -> Range<u32> {
+        let first = self.kv_begin / self.chunk_len + chunk;
+        let begin = u64::from(first) * u64::from(self.chunk_len);
+        let end = begin + u64::from(self.chunk_len);
+        let clip = |x: u64| x.clamp(u64::from(self.kv_begin), u64::from(self.kv_end));
+        let narrow = |x: u64| u32::try_from(x).expect("clipped to 32-bit bounds");
+        narrow(clip(begin))..narrow(clip(end))
+    }
+
+    /// Whether the result is merged from partial states.
+    #[must_use]
+    pub const fn is_split(&self) -> bool {
+        self.num_chunks > 1
+    }
+
+    /// First workspace row of a unit's partial states: `q_len × group_size` rows, token by token, heads within.
+    #[must_use]
+    pub fn partial_row(&self, kv_head: u32, chunk: u32, group_size: u32) -> u64 {
+        let unit = u64::from(kv_head) * u64::from(self.num_chunks) + u64::from(chunk);
+        self.first_partial + unit * u64::from(self.q_len) * u64::from(group_size)
+    }
+}
+
+/// One unit of work: a tile, a KV head with its group of query heads, a chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unit {
+    /// Index of the tile.
+    pub tile: u32,
+    /// The KV head.
+    pub kv_head: u32,
+    /// The chunk, counted within the tile.
+    pub chunk: u32,
+}
+
+/// A worker's share: `num_units` units from `first` on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WorkRange {
+    /// The first unit.
+    pub first: Unit,
+    /// Number of units; may be 0.
+    pub num_units: u64,
+}
+
+/// A plan for one batch and one [`PlanGroup`].
+#[derive(Clone, Debug)]
+pub struct Plan {
+    config: PlanConfig,
+    group: PlanGroup,
+    tiles: Vec<Tile>,
+    ranges: Vec<WorkRange>,
+    num_units: u64,
+    num_partial_rows: u64,
+    total_cost: u64,
+}
+
+impl Plan {
+    /// An empty plan, to be filled by [`update`](Self::update).
+    ///
+    /// # Panics
+    /// If a size of the configuration is 0.
+    #[must_use]
+    pub fn new(config: PlanConfig, group: PlanGroup) -> Self {
+        let sizes = [config.tile_len, config.chunking.chunk_len, config.num_workers];
+        assert!(!sizes.contains(&0), "a plan needs tiles, chunks and workers: {config:?}");
+        Self { config, group, tiles: Vec::new(), ranges: Vec::new(), num_units: 0, num_partial_rows: 0, total_cost: 0 }
+    }
+
+    /// Plans a batch, replacing the previous one. Reuses memory.
+    pub fn update(&mut self, batch: &Batch) {
+        self.tiles.clear();
+        (self.num_units, self.num_partial_rows, self.total_cost) = (0, 0, 0);
+        for (index, request) in (0u32..).zip(batch.requests()) {
+            self.cut_request(index, request);
+        }
+        self.cut_ranges();
+    }
+
+    /// How the plan was made.
+    #[must_use]
+    pub const fn config(&self) -> &PlanConfig {
+        &self.config
+    }
+
+    /// What it was made for.
+    #[must_use]
+    pub const fn group(&self) -> &PlanGroup {
+        &self.group
+    }
+
+    /// The query tiles, request by request.
+    #[must_use]
+    pub fn tiles(&self) -> &[Tile] {
+        &self.tiles
+    }
+
+    /// The workers' shares, `num_workers` of them; together they hold each unit once, in order.
+    #[must_use]
+    pub fn ranges(&self) -> &[WorkRange] {
+        &self.ranges
+    }
+
+    /// Number of units.
+    #[must_use]
+    pub const fn num_units(&self) -> u64 {
+        self.num_units
+    }
+
+    /// Rows of partial states in the workspace; a row is `head_dim_vo` values and an LSE.
+    #[must_use]
+    pub const fn num_partial_rows(&self) -> u64 {
+        self.num_partial_rows
+    }
+
+    /// Cost of all units, in (query token × KV token) pairs of one head.
+    #[must_use]
+    pub const fn total_cost(&self) -> u64 {
+        self.total_cost
+    }
+
+    /// The units of a range, in order.
+    #[must_use]
+    pub fn units(&self, range: &WorkRange) -> UnitIter<'_> {
+        UnitIter { plan: self, next: range.first, left: range.num_units }
+    }
+
+    /// Cost of one unit, in (query token × KV token) pairs.
+    #[must_use]
+    pub fn unit_cost(&self, tile: &Tile, chunk: u32) -> u64 {
+        let kv = tile.chunk(chunk);
+        u64::from(kv.end - kv.start) * u64::from(tile.q_len) + u64::from(self.config.unit_overhead)
+    }
+
+    fn cut_request(&mut self, index: u32, request: &Request) {
+        let chunk_len = self.config.chunk_len(request.q_len);
+        let mut q_begin = 0;
+        while q_begin < request.q_len {
+            let q_len = self.config.tile_len.min(request.q_len - q_begin);
+            let (kv_begin, kv_end) = visible(&self.group, request, q_begin, q_len);
+            // Chunks from the one that holds kv_begin to the one that holds the last token.
+            let last = kv_end.saturating_sub(1).max(kv_begin);
+            let tile = Tile {
+                request: index,
+                q_begin,
+                q_len,
+                kv_begin,
+                kv_end,
+                chunk_len,
+                num_chunks: last / chunk_len - kv_begin / chunk_len + 1,
+                first_unit: self.num_units,
+                first_partial: self.num_partial_rows,
+            };
+            self.add(tile);
+            q_begin += q_len;
+        }
+    }
+
+    fn add(&mut self, tile: Tile) {
+        let heads = self.group.heads;
+        let units = u64::from(tile.num_chunks) * u64::from(heads.num_kv_heads);
+        self.num_units += units;
+        if tile.is_split() {
+            self.num_partial_rows += units * u64::from(tile.q_len) * u64::from(heads.group_size());
+        }
+        self.total_cost += self.tile_cost(&tile);
+        self.tiles.push(tile);
+    }
+
+    /// Cost of all units of a tile: its chunks partition its KV.
+    fn tile_cost(&self, tile: &Tile) -> u64 {
+        let pairs = u64::from(tile.kv_end - tile.kv_begin) * u64::from(tile.q_len);
+        let head = pairs + u64::from(tile.num_chunks) * u64::from(self.config.unit_overhead);
+        head * u64::from(self.group.heads.num_kv_heads)
+    }
+
+    /// Cuts the units into `num_workers` ranges: a range begins with the first unit that starts at or after its
+    /// share of the total cost.
+    fn cut_ranges(&mut self) {
+        self.ranges.clear();
+        let workers = u64::from(self.config.num_workers);
+        let mut cursor = Cursor::default();
+        let mut begin = Unit { tile: 0, kv_head: 0, chunk: 0 };
+        for worker in 1..=workers {
+            let target = u64::try_from(u128::from(self.total_cost) * u128::from(worker) / u128::from(workers))
+                .expect("a part of a u64");
+            let end = if worker == workers { self.end_unit() } else { self.seek(&mut cursor, target) };
+            self.ranges.push(WorkRange { first: begin, num_units: self.number(&end) - self.number(&begin) });
+            begin = end;
+        }
+    }
+
+    /// The first unit that starts at or after a cost; the cursor only moves forward.
+    fn seek(&self, cursor: &mut Cursor, target: u64) -> Unit {
+        while let Some(tile) = self.tiles.get(cursor.tile as usize) {
+            let cost = self.tile_cost(tile);
+            if cursor.cost + cost > target {
+                let (kv_head, chunk) = self.seek_in_tile(tile, target.saturating_sub(cursor.cost));
+                if kv_head < self.group.heads.num_kv_heads {
+                    return Unit { tile: cursor.tile, kv_head, chunk };
+                }
+            }
+            cursor.cost += cost;
+            cursor.tile += 1;
+        }
+        self.end_unit()
+    }
+
+    /// The first (KV head, chunk) of a tile that starts at or after a cost within the tile.
+    fn seek_in_tile(&self, tile: &Tile, target: u64) -> (u32, u32) {
+        let head_cost = self.tile_cost(tile) / u64::from(self.group.heads.num_kv_heads);
+        if head_cost == 0 {
+            return (0, 0);
+        }
+        let kv_head = u32::try_from(target / head_cost).expect("the target is within the tile");
+        let mut left = target % head_cost;
+        for chunk in 0..tile.num_chunks {
+            if left == 0 {
+                return (kv_head, chunk);
+            }
+            left = left.saturating_sub(self.unit_cost(tile, chunk));
+        }
+        (kv_head + 1, 0)
+    }
+
+    fn end_unit(&self) -> Unit {
+        Unit { tile: u32::try_from(self.tiles.len()).expect("tiles hold 32-bit rows"), kv_head: 0, chunk: 0 }
+    }
+
+    /// Number of a unit in the plan's order.
+    #[must_use]
+    pub fn number(&self, unit: &Unit) -> u64 {
+        match self.tiles.get(unit.tile as usize) {
+            Some(tile) => {
+                tile.first_unit + u64::from(unit.kv_head) * u64::from(tile.num_chunks) + u64::from(unit.chunk)
+            }
+            None => self.num_units,
+        }
+    }
+}
+
+/// KV tokens that any of a run of query tokens sees, by the causal mask and the window.
+fn visible(group: &PlanGroup, request: &Request, q_begin: u32, q_len: u32) -> (u32, u32) {
+    let kv_len = i64::from(request.kv_len);
+    let (first, last) = (request.position(q_begin), request.position(q_begin + q_len - 1));
+    let end = if group.causal { (last + 1).clamp(0, kv_len) } else { kv_len };
+    let begin = group.window_left.map_or(0, |w| (first - i64::from(w)).clamp(0, end));
+    let narrow = |x: i64| u32::try_from(x).expect("within 0..=kv_len");
+    (narrow(begin), narrow(end))
+}
+
+#[derive(Default)]
+struct Cursor {
+    tile: u32,
+    cost: u64,
+}
+
+/// Units of a range, see [`Plan::units`].
+#[derive(Clone, Debug)]
+pub struct UnitIter<'a> {
+    plan: &'a Plan,
+    next: Unit,
+    left: u64,
+}
+
+impl Iterator for UnitIter<'_> {
+    type Item = Unit;
+
+    fn next(&mut self) -> Option<Unit> {
+        self.left = self.left.checked_sub(1)?;
+        let unit = self.next;
+        let tile = &self.plan.tiles[unit.tile as usize];
+        self.next.chunk += 1;
+        if self.next.chunk == tile.num_chunks {
+            self.next = Unit { kv_head: unit.kv_head + 1, chunk: 0, ..unit };
+        }
+        if self.next.kv_head == self.plan.group.heads.num_kv_heads {
+            self.next = Unit { tile: unit.tile + 1, kv_head: 0, chunk: 0 };
+        }
+        Some(unit)
+    }
+}
