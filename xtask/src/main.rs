@@ -1,2 +1,75 @@
-//! Placeholder.
-fn main() {}
+//! The workspace's own commands: `cargo xtask --help` lists them.
+//!
+//! One file a command, and one for each thing that commands share: the workspace (`workspace`), steps and
+//! their table (`step`, `table`), the model file (`model`), the `attn` binary (`attn`).
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line program talks to its user")]
+
+mod attn;
+mod check;
+mod demo;
+mod model;
+mod real_model;
+mod step;
+mod table;
+mod workspace;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::workspace::Workspace;
+
+/// Checks, demo and scaffolding of the workspace.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Cli {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Debug, Subcommand)]
+enum Task {
+    /// The gate: formatting, lints, documentation and tests
+    Check(check::Args),
+    /// The mixed batch on every backend here, then text from a small real model
+    Demo(demo::Args),
+    /// Print the path of the small model, fetching it where it is missing
+    Model,
+    /// Compare the model's greedy text with recorded text, over page sizes, prefill chunks and backends
+    RealModel,
+}
+
+fn main() -> ExitCode {
+    match run(&Cli::parse().task) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Runs one task; `Ok(false)` where it ran and found something wrong (it has said what).
+fn run(task: &Task) -> anyhow::Result<bool> {
+    let workspace = Workspace::locate()?;
+    match task {
+        Task::Check(args) => check::run(&workspace, args),
+        Task::Demo(args) => demo::run(&workspace, args),
+        Task::Model => {
+            println!("{}", model::ensure(&workspace)?.display());
+            Ok(true)
+        }
+        Task::RealModel => real_model::run(&workspace),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        super::Cli::command().debug_assert();
+    }
+}

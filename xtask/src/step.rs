@@ -1,0 +1,152 @@
+//! A step: one command with a name, run with live progress on a terminal and as plain lines in a pipe.
+//!
+//! On a terminal the step's output is one moving line, the lines that close a test binary stay, and all of it is
+//! shown where the step fails. In a pipe the output passes through untouched.
+
+use std::fmt;
+use std::io::{self, BufRead, BufReader, IsTerminal, Read};
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Sender, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::workspace::Workspace;
+
+/// One cargo command of a task.
+#[derive(Debug, Clone)]
+pub(crate) struct Step {
+    /// The name in the table.
+    pub(crate) name: &'static str,
+    /// Environment variables that the command needs.
+    pub(crate) env: &'static [(&'static str, &'static str)],
+    /// Arguments to cargo.
+    pub(crate) args: Vec<&'static str>,
+}
+
+/// How a step ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// Its command exited with 0.
+    Passed,
+    /// Its command exited otherwise.
+    Failed,
+    /// An earlier step failed.
+    NotRun,
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Passed => "ok",
+            Self::Failed => "FAILED",
+            Self::NotRun => "not run",
+        })
+    }
+}
+
+/// The command as a user would type it at the root.
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (key, value) in self.env {
+            write!(f, "{key}=\"{value}\" ")?;
+        }
+        write!(f, "cargo {}", self.args.join(" "))
+    }
+}
+
+impl Step {
+    /// Runs the step; the error is for a command that could not start.
+    pub(crate) fn run(&self, workspace: &Workspace, position: &str) -> Result<(Outcome, Duration)> {
+        let started = Instant::now();
+        let mut command = workspace.cargo();
+        command.args(&self.args).envs(self.env.iter().copied());
+        let status = if io::stderr().is_terminal() {
+            let bar = spinner(&format!("{position} {}", self.name));
+            let run = run_behind(&mut command, &bar);
+            bar.finish_and_clear();
+            let (status, lines) = run.with_context(|| format!("cannot start `{self}`"))?;
+            if !status.success() {
+                lines.iter().for_each(|line| eprintln!("{line}"));
+            }
+            status
+        } else {
+            eprintln!("== {position} {}: {self}", self.name);
+            command.status().with_context(|| format!("cannot start `{self}`"))?
+        };
+        let outcome = if status.success() { Outcome::Passed } else { Outcome::Failed };
+        let elapsed = started.elapsed();
+        eprintln!("== {position} {}: {outcome} ({})", self.name, seconds(elapsed));
+        Ok((outcome, elapsed))
+    }
+}
+
+/// A duration for a table.
+pub(crate) fn seconds(duration: Duration) -> String {
+    format!("{:.1} s", duration.as_secs_f64())
+}
+
+/// A spinner with elapsed time and a message that takes the rest of the line; hidden where there is no terminal.
+pub(crate) fn spinner(prefix: &str) -> ProgressBar {
+    let style =
+        ProgressStyle::with_template("{spinner} {prefix} [{elapsed}] {wide_msg}").expect("the template is valid");
+    let bar = ProgressBar::new_spinner().with_style(style).with_prefix(prefix.to_owned());
+    bar.enable_steady_tick(Duration::from_millis(120));
+    bar
+}
+
+/// Runs `command` with its output behind `bar`; returns the exit status and every line.
+fn run_behind(command: &mut Command, bar: &ProgressBar) -> io::Result<(ExitStatus, Vec<String>)> {
+    command.env("CARGO_TERM_COLOR", "always").stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn()?;
+    let (sender, receiver) = channel();
+    let readers = [
+        child.stdout.take().map(|pipe| forward(pipe, sender.clone())),
+        child.stderr.take().map(|pipe| forward(pipe, sender)),
+    ];
+    let mut lines = Vec::new();
+    for line in receiver {
+        if line.starts_with("test result:") {
+            bar.suspend(|| println!("{line}"));
+        }
+        bar.set_message(line.trim().to_owned());
+        lines.push(line);
+    }
+    for reader in readers.into_iter().flatten() {
+        reader.join().expect("a reader only forwards lines");
+    }
+    Ok((child.wait()?, lines))
+}
+
+/// Sends the lines of `pipe` until it closes.
+fn forward(pipe: impl Read + Send + 'static, lines: Sender<String>) -> thread::JoinHandle<()> {
+    thread::spawn(move || {
+        for line in BufReader::new(pipe).split(b'\n').map_while(Result::ok) {
+            // The receiver outlives every sender, so a failure here means that the run was given up.
+            if lines.send(String::from_utf8_lossy(&line).into_owned()).is_err() {
+                break;
+            }
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_prints_as_the_command_to_type() {
+        let step = Step { name: "docs", env: &[("RUSTDOCFLAGS", "-D warnings")], args: vec!["doc", "--no-deps"] };
+        assert_eq!(step.to_string(), "RUSTDOCFLAGS=\"-D warnings\" cargo doc --no-deps");
+    }
+
+    #[test]
+    fn output_behind_a_bar_is_kept_whole() {
+        let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        let (status, lines) = run_behind(command.arg("--version"), &ProgressBar::hidden()).expect("cargo starts");
+        assert!(status.success());
+        assert!(lines.iter().any(|line| line.contains("cargo ")), "{lines:?}");
+    }
+}
