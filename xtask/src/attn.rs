@@ -1,7 +1,6 @@
 //! Building and calling the `attn` binary.
 //!
-//! It is built in the development profile, which optimises, with the features of the whole workspace: the same
-//! build as that of the tests, so that no dependency is compiled twice.
+//! It is built in the development profile, which optimises, and shares every dependency with the tests.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -11,12 +10,16 @@ use serde_json::Value;
 
 use crate::workspace::Workspace;
 
+/// The command line that builds `attn`. Cargo unites the features of what a call selects: with the whole workspace and
+/// a test selected (a small one), dependencies have the features of `cargo test`, and none is compiled twice.
+const BUILD: [&str; 6] = ["build", "--workspace", "--bin", "attn", "--test", "layering"];
+
 /// Builds `attn` and returns where it lies.
 pub(crate) fn build(workspace: &Workspace) -> Result<PathBuf> {
     let mut command = workspace.cargo();
-    command.args(["build", "--workspace", "--bin", "attn", "--message-format", "json-render-diagnostics"]);
+    command.args(BUILD).args(["--message-format", "json-render-diagnostics"]);
     let output = command.stderr(Stdio::inherit()).output().context("cannot start cargo")?;
-    ensure!(output.status.success(), "`cargo build --workspace --bin attn` failed");
+    ensure!(output.status.success(), "`cargo {}` failed", BUILD.join(" "));
     executable(&String::from_utf8_lossy(&output.stdout)).context("cargo built attn and named no executable")
 }
 
