@@ -1,0 +1,200 @@
+//! The planner against a naive twin and against its promises: every visible (row, head, key) is covered once, chunk
+//! boundaries depend on the request alone, workers and padding change nothing, the workspace bound holds.
+
+#![allow(clippy::unwrap_used)]
+
+use std::collections::HashMap;
+
+use attn_metadata::plan::{Chunking, Plan, PlanConfig, workspace_requirement};
+use attn_metadata::{Batch, BatchLimits, HeadShape, PlanGroup, PoolShape, RawBatch};
+use kvpool::PageSize;
+use proptest::prelude::*;
+
+/// A batch of (q_len, kv_len) with one page each, and some padding rows.
+fn batch(lens: &[(u32, u32)], padding: u32) -> Batch {
+    let page = 1 << 20;
+    let pool = PoolShape { num_pages: 1, page_size: PageSize::new(page).unwrap() };
+    let mut raw = (vec![0i32], vec![0i32], vec![], vec![]);
+    for &(q, kv) in lens {
+        raw.0.push(raw.0.last().unwrap() + i32::try_from(q).unwrap());
+        raw.1.push(raw.1.last().unwrap() + i32::from(kv > 0));
+        raw.2.extend((kv > 0).then_some(0));
+        raw.3.push(i32::try_from(kv).unwrap());
+    }
+    let num_rows = usize::try_from(*raw.0.last().unwrap()).unwrap() + padding as usize;
+    let raw = RawBatch {
+        num_rows,
+        qo_indptr: &raw.0,
+        kv_indptr: &raw.1,
+        kv_indices: &raw.2,
+        kv_last_page_len: &raw.3,
+        slot_mapping: None,
+        custom_mask: None,
+    };
+    Batch::from_raw(pool, &raw).unwrap()
+}
+
+/// The naive twin: for each (request, query, KV head) the keys it sees, straight from the definitions.
+fn naive(lens: &[(u32, u32)], group: &PlanGroup) -> HashMap<(u32, u32, u32), Vec<u32>> {
+    let mut seen = HashMap::new();
+    for (request, &(q, kv)) in (0u32..).zip(lens) {
+        for (row, head) in (0..q).flat_map(|r| (0..group.heads.num_kv_heads).map(move |h| (r, h))) {
+            let position = i64::from(kv) - i64::from(q) + i64::from(row);
+            let sees = |key: &u32| {
+                let key = i64::from(*key);
+                (!group.causal || key <= position) && group.window_left.is_none_or(|w| key >= position - i64::from(w))
+            };
+            seen.insert((request, row, head), (0..kv).filter(sees).collect());
+        }
+    }
+    seen
+}
+
+/// What the plan's units cover, each row clipped to what it sees; asserts that no key comes twice and that partial
+/// rows do not overlap.
+fn covered(plan: &Plan, lens: &[(u32, u32)], group: &PlanGroup) -> HashMap<(u32, u32, u32), Vec<u32>> {
+    let (mut seen, mut rows): (HashMap<_, Vec<u32>>, Vec<u64>) = Default::default();
+    let mut next = 0;
+    for range in plan.ranges() {
+        for unit in plan.units(range) {
+            assert_eq!(plan.number(&unit), next, "units come once, in order");
+            next += 1;
+            let tile = &plan.tiles()[unit.tile as usize];
+            let chunk = tile.chunk(unit.chunk);
+            if tile.is_split() {
+                let first = tile.partial_row(unit.kv_head, unit.chunk, group.heads.group_size());
+                rows.extend(first..first + u64::from(tile.q_len * group.heads.group_size()));
+            }
+            let (q, kv) = lens[tile.request as usize];
+            for row in tile.q_begin..tile.q_begin + tile.q_len {
+                let position = i64::from(kv) - i64::from(q) + i64::from(row);
+                let end = if group.causal { (position + 1).max(0) } else { i64::from(kv) };
+                let begin = group.window_left.map_or(0, |w| position - i64::from(w));
+                let keys = chunk.clone().filter(|k| (begin..end).contains(&i64::from(*k)));
+                seen.entry((tile.request, row, unit.kv_head)).or_default().extend(keys);
+            }
+        }
+    }
+    assert_eq!(next, plan.num_units());
+    rows.sort_unstable();
+    assert!(rows.iter().copied().eq(0..plan.num_partial_rows()), "partial rows are used once, without gaps");
+    seen
+}
+
+fn config() -> impl Strategy<Value = PlanConfig> {
+    (1..20u32, prop_oneof![1..40u32, Just(u32::MAX)], 0..6u32, 1..9u32, 0..50u32).prop_map(
+        |(tile_len, chunk_len, max_q_len, num_workers, unit_overhead)| PlanConfig {
+            tile_len,
+            chunking: Chunking { chunk_len, max_q_len },
+            num_workers,
+            unit_overhead,
+        },
+    )
+}
+
+fn group() -> impl Strategy<Value = PlanGroup> {
+    (1..4u32, 1..4u32, any::<bool>(), prop::option::of(0..50u32)).prop_map(|(kv, size, causal, window_left)| {
+        PlanGroup { heads: HeadShape::new(kv * size, kv, 8), causal, window_left }
+    })
+}
+
+fn lens() -> impl Strategy<Value = Vec<(u32, u32)>> {
+    prop::collection::vec((prop_oneof![3 => 0..4u32, 1 => 0..40u32], 0..120u32), 0..8)
+}
+
+fn plan_of(config: PlanConfig, group: PlanGroup, batch: &Batch) -> Plan {
+    let mut plan = Plan::new(config, group);
+    plan.update(batch);
+    plan
+}
+
+/// The tiles of a request, free of where the request stands in the batch.
+fn tiles_of(plan: &Plan, request: u32) -> Vec<(u32, u32, u32, u32, u32, u32)> {
+    let tiles = plan.tiles().iter().filter(|t| t.request == request);
+    tiles.map(|t| (t.q_begin, t.q_len, t.kv_begin, t.kv_end, t.chunk_len, t.num_chunks)).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2_000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn each_visible_key_is_covered_once(config in config(), group in group(), lens in lens()) {
+        let plan = plan_of(config, group, &batch(&lens, 0));
+        prop_assert_eq!(plan.ranges().len(), config.num_workers as usize);
+        prop_assert_eq!(covered(&plan, &lens, &group), naive(&lens, &group));
+    }
+
+    #[test]
+    fn a_request_is_cut_the_same_whatever_its_neighbours(
+        config in config(), group in group(), lens in lens(), workers in 1..9u32, padding in 0..4u32,
+    ) {
+        let plan = plan_of(config, group, &batch(&lens, padding));
+        for (request, one) in (0u32..).zip(&lens) {
+            let config = PlanConfig { num_workers: workers, ..config };
+            let alone = plan_of(config, group, &batch(std::slice::from_ref(one), 0));
+            prop_assert_eq!(tiles_of(&plan, request), tiles_of(&alone, 0));
+        }
+        let reversed: Vec<_> = lens.iter().rev().copied().collect();
+        let other = plan_of(config, group, &batch(&reversed, 0));
+        prop_assert_eq!(plan.num_units(), other.num_units());
+        prop_assert_eq!(plan.total_cost(), other.total_cost());
+    }
+
+    #[test]
+    fn updating_a_used_plan_is_as_planning_afresh(config in config(), group in group(), a in lens(), b in lens()) {
+        let mut used = plan_of(config, group, &batch(&a, 1));
+        used.update(&batch(&b, 0));
+        let fresh = plan_of(config, group, &batch(&b, 0));
+        prop_assert_eq!(used.tiles(), fresh.tiles());
+        prop_assert_eq!(used.ranges(), fresh.ranges());
+        prop_assert_eq!(used.workspace(), fresh.workspace());
+    }
+
+    #[test]
+    fn the_workspace_bound_holds_and_is_monotone(
+        config in config(), group in group(), lens in lens(), more in (0..9u32, 0..200u32),
+    ) {
+        let batch = batch(&lens, 0);
+        let limits = BatchLimits {
+            max_rows: batch.num_rows(),
+            max_requests: u32::try_from(lens.len()).unwrap(),
+            max_kv_len: batch.max_kv_len(),
+        };
+        let bound = workspace_requirement(&config, &group, &limits).total_bytes();
+        prop_assert!(plan_of(config, group, &batch).workspace().total_bytes() <= bound);
+        let larger = BatchLimits {
+            max_rows: limits.max_rows + more.0,
+            max_kv_len: limits.max_kv_len + more.1,
+            ..limits
+        };
+        prop_assert!(bound <= workspace_requirement(&config, &group, &larger).total_bytes());
+    }
+
+    #[test]
+    fn no_worker_has_more_than_its_share_and_one_unit(config in config(), group in group(), lens in lens()) {
+        let plan = plan_of(config, group, &batch(&lens, 0));
+        let cost = |u: attn_metadata::plan::Unit| plan.unit_cost(&plan.tiles()[u.tile as usize], u.chunk);
+        let largest = plan.ranges().iter().flat_map(|r| plan.units(r)).map(cost).max().unwrap_or(0);
+        let share = plan.total_cost().div_ceil(u64::from(config.num_workers));
+        for range in plan.ranges() {
+            prop_assert!(plan.units(range).map(cost).sum::<u64>() <= share + largest);
+        }
+    }
+}
+
+#[test]
+fn a_skewed_batch_balances() {
+    let mut lens = vec![(1, 64); 63];
+    lens.push((1, 100_000));
+    let config = PlanConfig {
+        tile_len: 16,
+        chunking: Chunking { chunk_len: 512, max_q_len: 8 },
+        num_workers: 8,
+        unit_overhead: 64,
+    };
+    let group = PlanGroup { heads: HeadShape::new(32, 8, 128), causal: true, window_left: None };
+    let plan = plan_of(config, group, &batch(&lens, 0));
+    let cost = |u: attn_metadata::plan::Unit| plan.unit_cost(&plan.tiles()[u.tile as usize], u.chunk);
+    let costs: Vec<u64> = plan.ranges().iter().map(|r| plan.units(r).map(cost).sum()).collect();
+    assert!(*costs.iter().max().unwrap() * 8 <= plan.total_cost() * 105 / 100, "{costs:?}");
+}
