@@ -1,13 +1,18 @@
 //! Pages for the KV cache of an LLM inference engine.
 //!
-//! The crate answers four questions and nothing else:
+//! The crate answers five questions and nothing else:
 //!
+//! * *Who may use a page?* [`PagePool`] leases, [`Lease`] returns when dropped, [`Fence`] delays that.
 //! * *Which page, which slot?* [`PageId`], [`PageSize`], [`Slot`].
 //! * *What do the bytes look like?* [`KvFormat`] (dtype and scales together), [`KvShape`],
 //!   [`KvPlaneLayout`] (strides are the truth), the FP8 conversions, the views [`HostTensor`] and
 //!   [`HostTensorMut`].
 //! * *Where are the bytes?* On the host in a [`HostKv`], one per layer. Device storage belongs to the
 //!   crate of the device; it takes its offsets from the same layout types.
+//!
+//! A [`Lease`] is not `Clone`; sharing counts holders, and a page that others hold is copied before it is written
+//! ([`Lease::make_private`]). Exhaustion is an error with the needed number of pages in it and leaves all as it was.
+//! [`PagePool::audit`] recomputes the accounting from the structure; [`FailurePlan`] makes the Nth lease fail.
 //!
 //! It knows nothing of requests, scheduling, attention or devices.
 //!
@@ -17,22 +22,33 @@
 
 #![forbid(unsafe_code)]
 
+mod audit;
 mod error;
+mod failure;
+mod fence;
 mod format;
 mod fp8;
 mod host;
 mod ids;
 mod layout;
+mod lease;
+mod pool;
 mod slice;
+mod state;
 mod storage;
 mod tensor;
 
+pub use audit::{AuditError, PoolAudit};
 pub use error::{KvPart, OverlapDetail, ShapeError};
+pub use failure::FailurePlan;
+pub use fence::{Fence, ManualFence};
 pub use format::{FormatError, KvDtype, KvFormat, KvScales};
 pub use fp8::{FP8_E4M3_TO_F32, f32_to_fp8_e4m3, fp8_e4m3_to_f32};
 pub use host::{AppendError, CopyPageError, HostKv};
 pub use ids::{PageId, PageSize, Slot};
 pub use layout::{BudgetError, KvLayout, KvPageShape, KvPlaneLayout, KvShape, KvStrides, PageBudget, pages_in_budget};
+pub use lease::{CopyOnWrite, Lease};
+pub use pool::{PagePool, PoolCounts, PoolError};
 pub use slice::{Dtype, HostSlice, HostSliceMut, UnknownName};
 pub use storage::{KvBuffer, KvPlane, KvSlice, KvSliceMut};
 pub use tensor::{HostTensor, HostTensorMut};
