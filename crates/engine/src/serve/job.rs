@@ -1,0 +1,58 @@
+//! A request inside the session: its tokens, how far its KV is computed, its sampler.
+
+use page_table::SeqId;
+
+use super::request::{Completion, FinishReason, RequestId};
+use crate::sample::Sampler;
+
+/// A request that has not ended.
+#[derive(Debug)]
+pub(super) struct Job {
+    pub(super) id: RequestId,
+    /// Prompt and generated tokens.
+    pub(super) tokens: Vec<u32>,
+    pub(super) prompt_len: usize,
+    pub(super) max_new_tokens: usize,
+    pub(super) stop_tokens: Vec<u32>,
+    pub(super) sampler: Sampler,
+    pub(super) margins: Vec<f32>,
+    /// Its pages; `None` while it waits.
+    pub(super) seq: Option<SeqId>,
+    /// Tokens whose KV is in the pages.
+    pub(super) computed: usize,
+    pub(super) num_preemptions: u32,
+}
+
+impl Job {
+    /// Tokens whose KV is still to be computed, at least one.
+    pub(super) fn remaining(&self) -> usize {
+        self.tokens.len() - self.computed
+    }
+
+    /// Whether it computes its newest token only.
+    pub(super) fn decodes(&self) -> bool {
+        self.remaining() == 1 && self.tokens.len() > self.prompt_len
+    }
+
+    pub(super) fn num_generated(&self) -> usize {
+        self.tokens.len() - self.prompt_len
+    }
+
+    /// Takes a new token; says whether generation ends with it.
+    pub(super) fn push(&mut self, token: u32, margin: f32) -> Option<FinishReason> {
+        self.tokens.push(token);
+        self.margins.push(margin);
+        if self.stop_tokens.contains(&token) {
+            Some(FinishReason::Stop)
+        } else if self.num_generated() == self.max_new_tokens {
+            Some(FinishReason::Length)
+        } else {
+            None
+        }
+    }
+
+    pub(super) fn complete(mut self, reason: FinishReason) -> Completion {
+        let tokens = self.tokens.split_off(self.prompt_len);
+        Completion { id: self.id, tokens, margins: self.margins, reason, num_preemptions: self.num_preemptions }
+    }
+}

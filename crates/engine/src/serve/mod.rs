@@ -1,0 +1,25 @@
+//! Continuous batching over paged KV: requests come and go, each step mixes those that prefill with those that decode.
+//!
+//! ```text
+//! submit ── Scheduler: who computes how many tokens (pages counted) ── PageTable: append -> slots, tables
+//!   ── Batch: validated once ── backend.prepare_metadata ── model.forward, attention once a layer ── sample ── events
+//! ```
+//!
+//! A [`Session`] owns all of it but the model. The model knows no page and the backend no model: they meet in
+//! [`LayerAttention`]. Everything is deterministic given the order of the calls.
+
+mod attention;
+mod error;
+mod job;
+mod model;
+mod request;
+mod scheduler;
+mod session;
+mod stats;
+
+pub use error::{ServeError, StepError, SubmitError};
+pub use model::{LanguageModel, LayerAttention, ModelError, ModelInput};
+pub use request::{Completion, Event, FinishReason, RequestId, RequestSpec};
+pub use scheduler::SchedulerConfig;
+pub use session::{Session, SessionConfig};
+pub use stats::Stats;
