@@ -1,0 +1,299 @@
+//! Owns [`CpuBackend`]: steps, captured steps, threads and memory; the trait's verbs. The work is in `layer.rs`.
+
+use std::sync::Arc;
+
+use attn_metadata::plan::{Chunking, Plan, PlanConfig, PlanReport};
+use attn_metadata::{
+    AttentionBackend, BackendConfig, BackendEntry, Batch, BatchLimits, Bucket, Capabilities, CaptureError,
+    CaptureLimits, CreateError, DimRule, FeatureSet, Host, HostDevice, Io, Kv, ModelSpec, PlanGroup, PoolShape,
+    PrepareError, Prepared, Reason, RunError, SizeRule, StampIssuer, SubBatch, check_batch, check_io,
+};
+use kvpool::{Dtype, KvDtype, Slot};
+use rayon::{ThreadPool, ThreadPoolBuilder};
+
+use super::isa::Isa;
+use super::layer::LayerCall;
+use super::output::Output;
+use super::scratch::{Dims, RowStates, Scratch};
+use super::unit::{CHUNK_LEN, UNIT_ROWS};
+
+/// Its name in the registry.
+const NAME: &str = "cpu";
+
+/// Widest head vector.
+const MAX_HEAD_DIM: u32 = 640;
+
+/// Requests with more query tokens than this are not split: their tiles and heads keep the workers busy.
+const MAX_SPLIT_Q_LEN: u32 = 16;
+
+/// Ranges that each worker can claim; more of them balance better, fewer stream longer.
+const RANGES_PER_WORKER: u32 = 16;
+
+/// The registry's row for this backend.
+#[must_use]
+pub const fn entry() -> BackendEntry<Host> {
+    BackendEntry {
+        name: NAME,
+        summary: "blocked online softmax on SIMD units (AVX-512, AVX2, NEON)",
+        auto: true,
+        capabilities: available,
+        create,
+    }
+}
+
+#[expect(clippy::unnecessary_wraps, reason = "the registry's signature")]
+fn available(_: &HostDevice) -> Result<Capabilities, Reason> {
+    Ok(capabilities())
+}
+
+fn create(config: &BackendConfig<Host>) -> Result<attn_metadata::BoxedBackend<Host>, CreateError> {
+    Ok(Box::new(CpuBackend::new(config)?))
+}
+
+fn capabilities() -> Capabilities {
+    Capabilities {
+        q_dtypes: Dtype::ALL.to_vec(),
+        kv_dtypes: KvDtype::ALL.to_vec(),
+        head_dims: DimRule::Independent { qk: SizeRule::UpTo(MAX_HEAD_DIM), vo: SizeRule::UpTo(MAX_HEAD_DIM) },
+        group_sizes: SizeRule::UpTo(u32::MAX),
+        page_sizes: SizeRule::UpTo(u32::MAX),
+        features: FeatureSet::all(),
+    }
+}
+
+/// A planned batch.
+struct Step {
+    batch: Batch,
+    /// One for each plan group of the model.
+    plans: Vec<Plan>,
+    /// The batch's slots, padded to the rows of the step.
+    slots: Vec<Slot>,
+    num_rows: u32,
+}
+
+impl Step {
+    fn new(model: &ModelSpec, num_workers: u32) -> Step {
+        let pool = PoolShape { num_pages: 0, page_size: model.page_size() };
+        let plan = |group: &PlanGroup| Plan::new(plan_config(group, num_workers), *group);
+        Step { batch: Batch::empty(pool), plans: model.groups().iter().map(plan).collect(), slots: Vec::new(), num_rows: 0 }
+    }
+
+    fn set(&mut self, batch: &Batch, num_rows: u32) {
+        batch.select_into(&mut self.batch, SubBatch::First, |_| true);
+        self.plans.iter_mut().for_each(|plan| plan.update(&self.batch));
+        self.slots.clear();
+        self.slots.extend_from_slice(batch.slot_mapping().unwrap_or_default());
+        self.slots.resize(num_rows as usize, Slot::PADDING);
+        self.num_rows = num_rows;
+    }
+}
+
+fn plan_config(group: &PlanGroup, num_workers: u32) -> PlanConfig {
+    let narrow = |x: usize| u32::try_from(x).expect("a small constant");
+    PlanConfig {
+        tile_len: (narrow(UNIT_ROWS) / group.heads.group_size()).max(1),
+        chunking: Chunking { chunk_len: narrow(CHUNK_LEN), max_q_len: MAX_SPLIT_Q_LEN },
+        num_workers: if num_workers == 1 { 1 } else { num_workers * RANGES_PER_WORKER },
+        unit_overhead: 64,
+    }
+}
+
+/// Paged attention on the CPU. Any head width up to 640, any group and page size, every feature of the waist.
+///
+/// A row's result depends on nothing but its own query and keys: not on the batch, the number of threads, chunked
+/// prefill, prefix hits or whether it was prefilled or decoded. It does depend on the instruction set.
+pub struct CpuBackend {
+    model: Arc<ModelSpec>,
+    limits: BatchLimits,
+    capabilities: Capabilities,
+    isa: Isa,
+    pool: ThreadPool,
+    workers: Vec<Scratch>,
+    partials: RowStates,
+    stamps: StampIssuer,
+    current: Step,
+    capture_limits: Option<CaptureLimits>,
+    captured: Vec<(u64, Step)>,
+}
+
+impl std::fmt::Debug for CpuBackend {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CpuBackend").field("isa", &self.isa).field("num_threads", &self.workers.len()).finish_non_exhaustive()
+    }
+}
+
+impl CpuBackend {
+    /// A backend for a model, with its own threads and the widest instructions of the machine.
+    ///
+    /// # Errors
+    /// [`CreateError::Unsupported`] with every reason, [`CreateError::Environment`] where threads cannot be started.
+    pub fn new(config: &BackendConfig<Host>) -> Result<CpuBackend, CreateError> {
+        CpuBackend::with_isa(config, Isa::detect())
+    }
+
+    /// As [`CpuBackend::new`] with a chosen instruction set, for tests and comparisons.
+    ///
+    /// # Errors
+    /// As [`CpuBackend::new`].
+    pub fn with_isa(config: &BackendConfig<Host>, isa: Isa) -> Result<CpuBackend, CreateError> {
+        let capabilities = capabilities();
+        let unsupported = |reasons| CreateError::Unsupported { backend: NAME, reasons };
+        capabilities.supports_model(&config.model).map_err(unsupported)?;
+        let pool = ThreadPoolBuilder::new()
+            .num_threads(config.device.num_threads.unwrap_or(0))
+            .thread_name(|i| format!("attn-cpu-{i}"))
+            .build()
+            .map_err(|source| CreateError::Environment { backend: NAME, source: Box::new(source) })?;
+        let num_workers = pool.current_num_threads();
+        let mut workers: Vec<Scratch> = (0..num_workers).map(|_| Scratch::new()).collect();
+        for group in config.model.groups() {
+            let dims = Dims::new(isa, group.heads.head_dim_qk as usize, group.heads.head_dim_vo as usize);
+            workers.iter_mut().for_each(|scratch| scratch.grow(isa, dims));
+        }
+        let num_workers = u32::try_from(num_workers).expect("far fewer threads than 2^32");
+        Ok(CpuBackend {
+            current: Step::new(&config.model, num_workers),
+            model: Arc::clone(&config.model),
+            limits: config.limits,
+            capabilities,
+            isa,
+            pool,
+            workers,
+            partials: RowStates::default(),
+            stamps: StampIssuer::default(),
+            capture_limits: None,
+            captured: Vec::new(),
+        })
+    }
+
+    /// The instruction set in use.
+    #[must_use]
+    pub const fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    fn num_workers(&self) -> u32 {
+        u32::try_from(self.workers.len()).expect("far fewer threads than 2^32")
+    }
+
+    fn check_batch(&self, batch: &Batch) -> Result<(), PrepareError> {
+        check_batch(NAME, batch, &self.model, &self.limits, &self.capabilities)
+    }
+
+    fn check_stamp(&self, step: &Prepared) -> Result<(), RunError> {
+        self.stamps.check(step, |generation| self.captured.iter().any(|(known, _)| *known == generation))
+    }
+}
+
+/// The step that a checked stamp stands for.
+fn step_of<'a>(current: &'a Step, captured: &'a [(u64, Step)], stamp: &Prepared) -> &'a Step {
+    let generation = StampIssuer::generation(stamp);
+    match stamp.bucket() {
+        None => current,
+        Some(_) => captured.iter().find(|(known, _)| *known == generation).map_or(current, |(_, step)| step),
+    }
+}
+
+impl AttentionBackend<Host> for CpuBackend {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn model(&self) -> &ModelSpec {
+        &self.model
+    }
+
+    fn prepare_metadata(&mut self, batch: &Batch) -> Result<Prepared, PrepareError> {
+        self.check_batch(batch)?;
+        self.current.set(batch, batch.num_rows());
+        Ok(self.stamps.issue(batch))
+    }
+
+    fn forward(&mut self, step: &Prepared, layer: usize, mut io: Io<'_, Host>) -> Result<(), RunError> {
+        self.check_stamp(step)?;
+        check_io(&self.model, step, layer, &io)?;
+        let planned = step_of(&self.current, &self.captured, step);
+        if let Kv::Append { cache, k, v } = &mut io.kv {
+            cache.append(&planned.slots, k, v).map_err(|source| RunError::Append { layer, source })?;
+        }
+        let group = self.model.group_of(layer).expect("the layer was checked");
+        let output = Output::new(&mut io.out, io.lse);
+        if planned.batch.writes_padding() {
+            (planned.batch.num_used_rows()..planned.num_rows).for_each(|row| output.clear_row(row as usize));
+        }
+        let call = LayerCall {
+            isa: self.isa,
+            batch: &planned.batch,
+            plan: &planned.plans[group],
+            layer: &self.model.layers()[layer],
+            q: io.q,
+            cache: match &io.kv {
+                Kv::Attend { cache } => cache,
+                Kv::Append { cache, .. } => cache,
+            },
+            output,
+        };
+        let (workers, partials) = (&mut self.workers, &mut self.partials);
+        self.pool.install(|| call.run(workers, partials));
+        Ok(())
+    }
+
+    fn explain(&self, step: &Prepared) -> Result<PlanReport, RunError> {
+        self.check_stamp(step)?;
+        let planned = step_of(&self.current, &self.captured, step);
+        Ok(PlanReport::new(NAME, &self.model, &planned.batch, &planned.plans, None))
+    }
+
+    fn init_capture_graph(&mut self, limits: &CaptureLimits) -> Result<(), CaptureError> {
+        limits.validate()?;
+        self.captured.clear();
+        self.capture_limits = Some(limits.clone());
+        Ok(())
+    }
+
+    fn prepare_for_capture(&mut self, bucket: Bucket) -> Result<Prepared, CaptureError> {
+        let limits = self.capture_limits.as_ref().ok_or(CaptureError::NotInitialised)?;
+        if !limits.buckets.contains(&bucket) {
+            return Err(CaptureError::UnknownBucket { bucket });
+        }
+        let stamp = self.stamps.issue_captured(bucket, limits.num_pool_pages, limits.appends);
+        let mut step = Step::new(&self.model, self.num_workers());
+        let pool = PoolShape { num_pages: limits.num_pool_pages, page_size: self.model.page_size() };
+        step.set(&Batch::empty(pool), bucket.num_rows);
+        self.captured.push((StampIssuer::generation(&stamp), step));
+        Ok(stamp)
+    }
+
+    fn prepare_for_replay(&mut self, step: &mut Prepared, batch: &Batch) -> Result<(), CaptureError> {
+        let bucket = step.bucket().ok_or(CaptureError::NotCaptured)?;
+        self.check_stamp(step).map_err(CaptureError::Stale)?;
+        let limits = self.capture_limits.as_ref().ok_or(CaptureError::NotInitialised)?;
+        check_bucket(bucket, limits, batch)?;
+        self.check_batch(batch)?;
+        let generation = StampIssuer::generation(step);
+        let known = self.captured.iter_mut().find(|(known, _)| *known == generation);
+        known.expect("the stamp was checked").1.set(batch, bucket.num_rows);
+        Ok(())
+    }
+}
+
+/// Whether a batch fits a captured bucket.
+fn check_bucket(bucket: Bucket, limits: &CaptureLimits, batch: &Batch) -> Result<(), CaptureError> {
+    let facts = [
+        ("requests", batch.requests().len() as u64, u64::from(bucket.num_requests)),
+        ("rows", u64::from(batch.num_rows()), u64::from(bucket.num_rows)),
+        ("KV tokens in one request", u64::from(batch.max_kv_len()), u64::from(limits.max_kv_len)),
+        ("pool pages", u64::from(batch.pool().num_pages), u64::from(limits.num_pool_pages)),
+    ];
+    if let Some((what, got, limit)) = facts.into_iter().find(|(_, got, limit)| got > limit) {
+        return Err(CaptureError::OverBucket { what, got, limit });
+    }
+    if batch.slot_mapping().is_some() != limits.appends {
+        return Err(CaptureError::AppendMismatch { captured_appends: limits.appends });
+    }
+    Ok(())
+}

@@ -1,0 +1,219 @@
+//! Owns one call of the backend: the units of a plan shared out to the workers, the merge of split ones, the results.
+//!
+//! Workers claim ranges of the plan in turn, so a busy core delays nobody; no result depends on who claims what.
+//! Units of split tiles leave their states in the partials, and a second pass merges them in ascending order.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use attn_metadata::plan::{Plan, Tile, Unit};
+use attn_metadata::{Batch, Layer, Request};
+use kvpool::{HostKv, HostTensor};
+use rayon::prelude::*;
+
+use super::isa::Isa;
+use super::mask::Visibility;
+use super::merge::{MergeStates, Moments, finish};
+use super::output::Output;
+use super::pack::{PackQueries, PagedRows};
+use super::scratch::{Dims, RowStates, Scratch};
+use super::unit::{UNIT_ROWS, UnitWork, blocks};
+
+/// What all workers read.
+pub(crate) struct LayerCall<'a> {
+    pub(crate) isa: Isa,
+    pub(crate) batch: &'a Batch,
+    pub(crate) plan: &'a Plan,
+    pub(crate) layer: &'a Layer,
+    pub(crate) q: HostTensor<'a>,
+    pub(crate) cache: &'a HostKv,
+    pub(crate) output: Output<'a>,
+}
+
+/// Some of the query heads of a unit: all, unless they are more than a unit holds.
+#[derive(Clone, Copy)]
+struct HeadSlice {
+    /// First query head, counted in the group.
+    begin: usize,
+    len: usize,
+}
+
+impl LayerCall<'_> {
+    /// Attends for the whole batch. Call it inside the thread pool that is to be used.
+    pub(crate) fn run(&self, workers: &mut [Scratch], partials: &mut RowStates) {
+        let dims = self.dims();
+        for scratch in workers.iter_mut() {
+            scratch.grow(self.isa, dims);
+        }
+        let num_partials = usize::try_from(self.plan.num_partial_rows()).expect("the workspace is in memory");
+        partials.grow(num_partials, dims.vo_padded);
+        let shared = Mutex::new(&mut *partials);
+        let ranges = self.plan.ranges();
+        // The last ranges hold the longest units of a causal prefill: begin with them.
+        share_out(workers, ranges.len(), |scratch, i| {
+            for unit in self.plan.units(&ranges[ranges.len() - 1 - i]) {
+                self.run_unit(unit, scratch, &shared);
+            }
+        });
+        if num_partials > 0 {
+            let partials = &*partials;
+            share_out(workers, self.plan.tiles().len(), |scratch, i| {
+                let tile = &self.plan.tiles()[i];
+                if tile.is_split() {
+                    self.merge_tile(tile, scratch, partials);
+                }
+            });
+        }
+    }
+
+    fn dims(&self) -> Dims {
+        let heads = self.layer.heads();
+        Dims::new(self.isa, heads.head_dim_qk as usize, heads.head_dim_vo as usize)
+    }
+
+    fn group_size(&self) -> usize {
+        self.layer.heads().group_size() as usize
+    }
+
+    fn request(&self, tile: &Tile) -> &Request {
+        &self.batch.requests()[tile.request as usize]
+    }
+
+    fn head_slices(&self) -> impl Iterator<Item = HeadSlice> + use<> {
+        let group = self.group_size();
+        (0..group).step_by(UNIT_ROWS).map(move |begin| HeadSlice { begin, len: UNIT_ROWS.min(group - begin) })
+    }
+
+    fn run_unit(&self, unit: Unit, scratch: &mut Scratch, partials: &Mutex<&mut RowStates>) {
+        let tile = &self.plan.tiles()[unit.tile as usize];
+        let range = tile.chunk(unit.chunk);
+        for slice in self.head_slices() {
+            let work = self.unit_work(tile, unit.kv_head, range.start as usize..range.end as usize, slice);
+            self.pack_queries(tile, unit.kv_head, slice, &work, scratch);
+            work.run(scratch);
+            if tile.is_split() {
+                let begin = self.partial_row(tile, unit, slice);
+                let mut partials = partials.lock().unwrap_or_else(PoisonError::into_inner);
+                partials.store(begin, &scratch.total, work.num_rows(), work.dims.vo_padded);
+            } else {
+                self.write(tile, unit.kv_head, slice, scratch);
+            }
+        }
+    }
+
+    fn partial_row(&self, tile: &Tile, unit: Unit, slice: HeadSlice) -> usize {
+        let row = tile.partial_row(unit.kv_head, unit.chunk, self.layer.heads().group_size());
+        usize::try_from(row).expect("the workspace is in memory") + slice.begin
+    }
+
+    fn unit_work(&self, tile: &Tile, kv_head: u32, range: Range<usize>, slice: HeadSlice) -> UnitWork<'_> {
+        let request = self.request(tile);
+        let rows = |plane| PagedRows {
+            plane,
+            pages: self.batch.pages(request),
+            page_size: self.batch.page_size().get(),
+            head: kv_head,
+        };
+        let first_head = kv_head as usize * self.group_size() + slice.begin;
+        let tokens = tile.q_begin as usize..(tile.q_begin + tile.q_len) as usize;
+        UnitWork {
+            isa: self.isa,
+            dims: self.dims(),
+            keys: rows(self.cache.k()),
+            values: rows(self.cache.v()),
+            visibility: Visibility {
+                q_len: request.q_len as usize,
+                kv_len: request.kv_len as usize,
+                causal: self.layer.is_causal(),
+                window_left: self.layer.window_left(),
+                custom: self.batch.custom_mask().map(|mask| (mask.bytes(), request.mask_start)),
+            },
+            softcap: self.layer.softcap(),
+            slopes: self.layer.alibi_slopes().map(|slopes| &slopes[first_head..first_head + slice.len]),
+            tokens,
+            heads: slice.len,
+            range,
+        }
+    }
+
+    /// Widens, scales and packs the queries of a unit. The scale of K goes in here too.
+    fn pack_queries(&self, tile: &Tile, kv_head: u32, slice: HeadSlice, work: &UnitWork<'_>, scratch: &mut Scratch) {
+        let Dims { qk, qk_padded, .. } = work.dims;
+        let scale = self.layer.sm_scale() * self.cache.format().k_scale();
+        let lanes = self.isa.panel() / 2;
+        let first_row = (self.request(tile).q_start + tile.q_begin) as usize;
+        let first_head = kv_head as usize * self.group_size() + slice.begin;
+        let stage = scratch.stage.get_mut(lanes * qk_padded);
+        let queries = scratch.queries.all_mut();
+        for (i, block) in blocks(self.isa, work.num_rows()).enumerate() {
+            for (row, to) in block.zip(stage.chunks_exact_mut(qk_padded)) {
+                let to = &mut to[..qk];
+                self.q.read(first_row + row / slice.len, first_head + row % slice.len, to);
+                to.iter_mut().for_each(|x| *x *= scale);
+            }
+            let block = &mut queries[i * lanes * qk_padded..][..lanes * qk_padded];
+            self.isa.run(PackQueries { stage, block });
+        }
+    }
+
+    /// Merges the partial states of a tile's units, chunk by chunk.
+    fn merge_tile(&self, tile: &Tile, scratch: &mut Scratch, partials: &RowStates) {
+        let width = self.dims().vo_padded;
+        for kv_head in 0..self.layer.heads().num_kv_heads {
+            for slice in self.head_slices() {
+                let rows = tile.q_len as usize * slice.len;
+                scratch.total.clear(rows, width);
+                for chunk in 0..tile.num_chunks {
+                    let from = self.partial_row(tile, Unit { tile: 0, kv_head, chunk }, slice);
+                    self.isa.run(MergeStates::new(&mut scratch.total, partials, from, rows, width));
+                }
+                self.write(tile, kv_head, slice, scratch);
+            }
+        }
+    }
+
+    /// Finishes the states in `scratch.total` and writes them out, token by token.
+    fn write(&self, tile: &Tile, kv_head: u32, slice: HeadSlice, scratch: &mut Scratch) {
+        let Dims { vo, vo_padded, .. } = self.dims();
+        let first_row = (self.request(tile).q_start + tile.q_begin) as usize;
+        let first_head = kv_head as usize * self.group_size() + slice.begin;
+        let value_scale = self.cache.format().v_scale();
+        let RowStates { max, sum, out } = &mut scratch.total;
+        let out = out.all_mut();
+        for token in 0..tile.q_len as usize {
+            for head in 0..slice.len {
+                let row = token * slice.len + head;
+                let sink = self.layer.sinks().map(|sinks| sinks[first_head + head]);
+                let (factor, lse) = finish(Moments { max: max[row], sum: sum[row] }, sink, value_scale);
+                max[row] = lse;
+                // Close the gaps between padded rows on the way: the target never runs ahead of the source.
+                let (from, to) = (row * vo_padded, token * slice.len * vo_padded + head * vo);
+                for i in 0..vo {
+                    out[to + i] = out[from + i] * factor;
+                }
+            }
+            let rows = token * slice.len..(token + 1) * slice.len;
+            let values = &out[rows.start * vo_padded..][..slice.len * vo];
+            self.output.write(first_row + token, first_head, values, &max[rows]);
+        }
+    }
+}
+
+/// Calls `work` with every number below `count`, each once, from all workers.
+fn share_out(workers: &mut [Scratch], count: usize, work: impl Fn(&mut Scratch, usize) + Sync) {
+    let next = AtomicUsize::new(0);
+    let claim_all = |scratch: &mut Scratch| {
+        loop {
+            let i = next.fetch_add(1, Ordering::Relaxed);
+            if i >= count {
+                break;
+            }
+            work(scratch, i);
+        }
+    };
+    match workers {
+        [one] => claim_all(one),
+        many => many.par_iter_mut().with_max_len(1).for_each(claim_all),
+    }
+}

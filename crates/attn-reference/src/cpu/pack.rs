@@ -1,0 +1,240 @@
+//! Owns the way of queries, keys and values into the tiles that the matrix kernels read: widened to `f32`, queries and
+//! keys transposed, values in panels of two vectors.
+//!
+//! Invariants: exactly the given positions of the KV cache are read, columns of a key tile beyond them are zeros, and
+//! lanes beyond `head_dim` are zeros or never read. So nothing foreign enters any arithmetic.
+//!
+//! Layouts, with `L` lanes: a key tile is `[KV_TILE / 2L, dim_padded, 2, L]`, a value tile
+//! `[dim_padded / 2L, KV_TILE, 2, L]`, a query block `[dim_padded, L]` of which the first rows-of-the-block lanes count.
+
+use half::{bf16, f16};
+use kvpool::{KvPlane, KvSlice, PageId};
+
+use super::isa::{Isa, Kernel, Simd};
+
+/// Keys in a tile. Tiles begin at multiples of it, whatever the request, so a row's arithmetic depends on its own keys.
+pub(crate) const KV_TILE: usize = 128;
+
+/// An element that widens to `f32`.
+pub(crate) trait Element: Copy {
+    /// Widens `from` to the first elements of `to`.
+    fn widen<S: Simd>(simd: S, from: &[Self], to: &mut [f32]);
+}
+
+impl Element for f32 {
+    #[inline(always)]
+    fn widen<S: Simd>(_: S, from: &[f32], to: &mut [f32]) {
+        to[..from.len()].copy_from_slice(from);
+    }
+}
+
+impl Element for f16 {
+    #[inline(always)]
+    fn widen<S: Simd>(simd: S, from: &[f16], to: &mut [f32]) {
+        simd.widen_f16(from, to);
+    }
+}
+
+impl Element for bf16 {
+    #[inline(always)]
+    fn widen<S: Simd>(simd: S, from: &[bf16], to: &mut [f32]) {
+        simd.widen_bf16(from, to);
+    }
+}
+
+/// FP8 E4M3 codes.
+impl Element for u8 {
+    #[inline(always)]
+    fn widen<S: Simd>(simd: S, from: &[u8], to: &mut [f32]) {
+        simd.widen_fp8(from, to);
+    }
+}
+
+/// The vectors of one KV head of one request in one plane, by KV position.
+#[derive(Clone, Copy)]
+pub(crate) struct PagedRows<'a> {
+    /// The plane, K or V.
+    pub(crate) plane: KvPlane<'a>,
+    /// Page ids of the request.
+    pub(crate) pages: &'a [i32],
+    /// Tokens in a page.
+    pub(crate) page_size: u32,
+    /// The KV head.
+    pub(crate) head: u32,
+}
+
+/// Walks the vectors of consecutive positions; one division at the start, none a step.
+struct Walk<'a, E> {
+    rows: PagedRows<'a>,
+    data: &'a [E],
+    page_idx: usize,
+    token: u32,
+}
+
+impl<'a, E> Walk<'a, E> {
+    #[inline(always)]
+    fn new(rows: PagedRows<'a>, data: &'a [E], position: usize) -> Self {
+        let page_size = rows.page_size as usize;
+        #[expect(clippy::cast_possible_truncation, reason = "a remainder of a u32")]
+        let token = (position % page_size) as u32;
+        Self { rows, data, page_idx: position / page_size, token }
+    }
+
+    /// The vector at the position, which moves on.
+    #[inline(always)]
+    fn next(&mut self) -> &'a [E] {
+        let page = PageId::from_i32(self.rows.pages[self.page_idx]).expect("page ids were validated");
+        let layout = &self.rows.plane.layout;
+        let start = layout.element(page, self.token, self.rows.head);
+        self.token += 1;
+        if self.token == self.rows.page_size {
+            self.token = 0;
+            self.page_idx += 1;
+        }
+        &self.data[start..start + layout.head_dim]
+    }
+}
+
+/// Asks for all cache lines of a vector.
+#[inline(always)]
+fn prefetch<S: Simd, E>(simd: S, row: &[E]) {
+    for x in row.iter().step_by(64 / size_of::<E>()) {
+        simd.prefetch(x);
+    }
+}
+
+/// Packs the keys of positions `start..start + len` into a key tile, and prefetches as many from `ahead.0` on.
+pub(crate) struct PackKeys<'a> {
+    pub(crate) rows: PagedRows<'a>,
+    pub(crate) start: usize,
+    /// 1..=[`KV_TILE`].
+    pub(crate) len: usize,
+    /// First position and number of the keys to prefetch.
+    pub(crate) ahead: (usize, usize),
+    /// `[L, dim_padded]`, zeros beyond `head_dim`.
+    pub(crate) stage: &'a mut [f32],
+    pub(crate) tile: &'a mut [f32],
+}
+
+/// As [`PackKeys`], for values.
+pub(crate) struct PackValues<'a> {
+    pub(crate) rows: PagedRows<'a>,
+    pub(crate) start: usize,
+    pub(crate) len: usize,
+    pub(crate) ahead: (usize, usize),
+    pub(crate) tile: &'a mut [f32],
+}
+
+impl Kernel for PackKeys<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        match self.rows.plane.data {
+            KvSlice::F32(data) => pack_keys(simd, self, data),
+            KvSlice::F16(data) => pack_keys(simd, self, data),
+            KvSlice::Bf16(data) => pack_keys(simd, self, data),
+            KvSlice::Fp8E4m3(data) => pack_keys(simd, self, data),
+        }
+    }
+}
+
+impl Kernel for PackValues<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        match self.rows.plane.data {
+            KvSlice::F32(data) => pack_values(simd, self, data),
+            KvSlice::F16(data) => pack_values(simd, self, data),
+            KvSlice::Bf16(data) => pack_values(simd, self, data),
+            KvSlice::Fp8E4m3(data) => pack_values(simd, self, data),
+        }
+    }
+}
+
+#[inline(always)]
+fn pack_keys<S: Simd, E: Element>(simd: S, job: PackKeys<'_>, data: &[E]) {
+    let dim_padded = job.stage.len() / S::LANES;
+    let dim_rows = dim_padded / S::LANES;
+    let tile: &mut [S::Row] = bytemuck::cast_slice_mut(job.tile);
+    let mut walk = Walk::new(job.rows, data, job.start);
+    let mut ahead = Walk::new(job.rows, data, job.ahead.0);
+    for group in 0..job.len.div_ceil(S::LANES) {
+        let first = group * S::LANES;
+        let filled = S::LANES.min(job.len - first);
+        for key in 0..filled {
+            E::widen(simd, walk.next(), &mut job.stage[key * dim_padded..(key + 1) * dim_padded]);
+            if first + key < job.ahead.1 {
+                prefetch(simd, ahead.next());
+            }
+        }
+        job.stage[filled * dim_padded..].fill(0.0);
+        let stage: &[S::Row] = bytemuck::cast_slice(job.stage);
+        let panel = &mut tile[group / 2 * dim_padded * 2 + group % 2..];
+        for block in 0..dim_rows {
+            simd.transpose(&stage[block..], dim_rows, &mut panel[block * S::LANES * 2..], 2);
+        }
+    }
+    if job.len.div_ceil(S::LANES) % 2 == 1 {
+        let panel = &mut tile[job.len / (2 * S::LANES) * dim_padded * 2..][..dim_padded * 2];
+        let zero = simd.splat(0.0);
+        for row in panel.iter_mut().skip(1).step_by(2) {
+            simd.store(zero, row);
+        }
+    }
+}
+
+#[inline(always)]
+fn pack_values<S: Simd, E: Element>(simd: S, job: PackValues<'_>, data: &[E]) {
+    let width = 2 * S::LANES;
+    let mut walk = Walk::new(job.rows, data, job.start);
+    let mut ahead = Walk::new(job.rows, data, job.ahead.0);
+    for key in 0..job.len {
+        let row = walk.next();
+        for (panel, part) in row.chunks(width).enumerate() {
+            let to = &mut job.tile[(panel * KV_TILE + key) * width..][..width];
+            E::widen(simd, part, to);
+            if part.len() < width {
+                to[part.len()..].fill(0.0);
+            }
+        }
+        if key < job.ahead.1 {
+            prefetch(simd, ahead.next());
+        }
+    }
+}
+
+/// Transposes up to `L` query vectors, already widened and scaled, into a query block.
+pub(crate) struct PackQueries<'a> {
+    /// `[L, dim_padded]`; rows beyond the block's may hold anything, their lanes are not read.
+    pub(crate) stage: &'a [f32],
+    pub(crate) block: &'a mut [f32],
+}
+
+impl Kernel for PackQueries<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let dim_rows = self.stage.len() / (S::LANES * S::LANES);
+        let stage: &[S::Row] = bytemuck::cast_slice(self.stage);
+        let block: &mut [S::Row] = bytemuck::cast_slice_mut(self.block);
+        for i in 0..dim_rows {
+            simd.transpose(&stage[i..], dim_rows, &mut block[i * S::LANES..], 1);
+        }
+    }
+}
+
+/// Rows of the next register block where `remaining` rows are left: the largest kernel that fits.
+pub(crate) const fn block_rows(isa: Isa, remaining: usize) -> usize {
+    let remaining = if remaining < isa.max_rows() { remaining } else { isa.max_rows() };
+    match remaining {
+        12.. => 12,
+        8.. => 8,
+        6.. => 6,
+        4.. => 4,
+        2.. => 2,
+        _ => 1,
+    }
+}

@@ -1,0 +1,110 @@
+//! Owns the outputs: `O += P V` for a few rows and a range of the columns of a tile, and the scaling of `O`.
+//! Invariant: each output is one chain of multiply-adds over the keys in ascending order, continued from what `O` holds,
+//! whatever the size of the register block or the number of calls. Only the given columns of `P` and `V` are read.
+
+use std::ops::Range;
+
+use super::isa::{Isa, Kernel, Simd};
+use super::pack::{KV_TILE, block_rows};
+use super::qk::ScoreRow;
+
+/// Adds the weighted values of the given columns to `probs.len()` rows of output.
+pub(crate) struct Accumulate<'a> {
+    pub(crate) isa: Isa,
+    pub(crate) probs: &'a [ScoreRow],
+    /// The value tile.
+    pub(crate) values: &'a [f32],
+    /// Columns, inside the tile.
+    pub(crate) columns: Range<usize>,
+    /// `[rows, dim_padded]`.
+    pub(crate) out: &'a mut [f32],
+}
+
+impl Kernel for Accumulate<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let num_rows = self.probs.len();
+        let values: &[[S::Row; 2]] = bytemuck::cast_slice(self.values);
+        let out: &mut [[S::Row; 2]] = bytemuck::cast_slice_mut(self.out);
+        let num_panels = out.len() / num_rows;
+        for panel in 0..num_panels {
+            let values = &values[panel * KV_TILE..][..KV_TILE];
+            let mut row = 0;
+            while row < num_rows {
+                let rows = block_rows(self.isa, num_rows - row);
+                let probs = &self.probs[row..row + rows];
+                let out = &mut out[row * num_panels + panel..];
+                let columns = self.columns.clone();
+                match rows {
+                    12 => micro::<S, 12>(simd, probs, values, columns, out, num_panels),
+                    8 => micro::<S, 8>(simd, probs, values, columns, out, num_panels),
+                    6 => micro::<S, 6>(simd, probs, values, columns, out, num_panels),
+                    4 => micro::<S, 4>(simd, probs, values, columns, out, num_panels),
+                    2 => micro::<S, 2>(simd, probs, values, columns, out, num_panels),
+                    _ => micro::<S, 1>(simd, probs, values, columns, out, num_panels),
+                }
+                row += rows;
+            }
+        }
+    }
+}
+
+/// `R` rows by one panel, in `2 R` registers.
+#[inline(always)]
+fn micro<S: Simd, const R: usize>(
+    simd: S,
+    probs: &[ScoreRow],
+    values: &[[S::Row; 2]],
+    columns: Range<usize>,
+    out: &mut [[S::Row; 2]],
+    stride: usize,
+) {
+    let Some(probs) = probs.first_chunk::<R>() else { return };
+    let Some(values) = values.get(..columns.end.min(KV_TILE)) else { return };
+    let mut acc = [[simd.splat(0.0); 2]; R];
+    for r in 0..R {
+        let row = &out[r * stride];
+        acc[r] = [simd.load(&row[0]), simd.load(&row[1])];
+    }
+    for n in columns.start..values.len() {
+        let v = [simd.load(&values[n][0]), simd.load(&values[n][1])];
+        for r in 0..R {
+            let x = simd.splat(probs[r][n]);
+            acc[r][0] = simd.fma(x, v[0], acc[r][0]);
+            acc[r][1] = simd.fma(x, v[1], acc[r][1]);
+        }
+    }
+    for r in 0..R {
+        let row = &mut out[r * stride];
+        simd.store(acc[r][0], &mut row[0]);
+        simd.store(acc[r][1], &mut row[1]);
+    }
+}
+
+/// Multiplies each row of output by its factor; rows with factor 1 are not touched.
+pub(crate) struct Rescale<'a> {
+    pub(crate) factors: &'a [f32],
+    /// `[factors.len(), dim_padded]`.
+    pub(crate) out: &'a mut [f32],
+}
+
+impl Kernel for Rescale<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let out: &mut [S::Row] = bytemuck::cast_slice_mut(self.out);
+        let width = out.len() / self.factors.len();
+        for (&factor, row) in self.factors.iter().zip(out.chunks_exact_mut(width)) {
+            if factor != 1.0 {
+                let factor = simd.splat(factor);
+                for x in row {
+                    let scaled = simd.mul(simd.load(x), factor);
+                    simd.store(scaled, x);
+                }
+            }
+        }
+    }
+}

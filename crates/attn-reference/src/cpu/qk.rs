@@ -1,0 +1,80 @@
+//! Owns the scores: `S = Q Kᵀ` for a few rows and the panels of a key tile.
+//! Invariant: each score is one chain of multiply-adds over the dimensions in ascending order, starting at 0, whatever
+//! the size of the register block. So a score's bits depend on its query and its key alone.
+
+use std::ops::Range;
+
+use super::isa::{Isa, Kernel, Simd};
+use super::pack::{KV_TILE, block_rows};
+
+/// Scores of rows against the columns of one key tile.
+pub(crate) type ScoreRow = [f32; KV_TILE];
+
+/// Computes the scores of `scores.len()` rows in the given panels of the tile.
+pub(crate) struct Scores<'a> {
+    pub(crate) isa: Isa,
+    /// Query blocks of the rows, `[dim_padded, L]` each.
+    pub(crate) queries: &'a [f32],
+    /// The key tile.
+    pub(crate) keys: &'a [f32],
+    /// Elements of a query and of a key.
+    pub(crate) dim: usize,
+    pub(crate) dim_padded: usize,
+    /// Panels (of two vectors) to compute; other columns of `scores` stay as they are.
+    pub(crate) panels: Range<usize>,
+    pub(crate) scores: &'a mut [ScoreRow],
+}
+
+impl Kernel for Scores<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let keys: &[[S::Row; 2]] = bytemuck::cast_slice(self.keys);
+        let queries: &[S::Row] = bytemuck::cast_slice(self.queries);
+        for panel in self.panels.clone() {
+            let keys = &keys[panel * self.dim_padded..][..self.dim];
+            let (mut row, mut block) = (0, 0);
+            while row < self.scores.len() {
+                let rows = block_rows(self.isa, self.scores.len() - row);
+                let queries = &queries[block * self.dim_padded..][..self.dim];
+                let scores = &mut self.scores[row..row + rows];
+                match rows {
+                    12 => micro::<S, 12>(simd, queries, keys, scores, panel),
+                    8 => micro::<S, 8>(simd, queries, keys, scores, panel),
+                    6 => micro::<S, 6>(simd, queries, keys, scores, panel),
+                    4 => micro::<S, 4>(simd, queries, keys, scores, panel),
+                    2 => micro::<S, 2>(simd, queries, keys, scores, panel),
+                    _ => micro::<S, 1>(simd, queries, keys, scores, panel),
+                }
+                row += rows;
+                block += 1;
+            }
+        }
+    }
+}
+
+/// `R` rows by one panel, in `2 R` registers.
+#[inline(always)]
+fn micro<S: Simd, const R: usize>(
+    simd: S,
+    queries: &[S::Row],
+    keys: &[[S::Row; 2]],
+    scores: &mut [ScoreRow],
+    panel: usize,
+) {
+    let mut acc = [[simd.splat(0.0); 2]; R];
+    for (q, k) in queries.iter().zip(keys) {
+        let k = [simd.load(&k[0]), simd.load(&k[1])];
+        for r in 0..R {
+            let x = simd.splat(q.as_ref()[r]);
+            acc[r][0] = simd.fma(x, k[0], acc[r][0]);
+            acc[r][1] = simd.fma(x, k[1], acc[r][1]);
+        }
+    }
+    for (acc, row) in acc.into_iter().zip(scores) {
+        let row: &mut [[S::Row; 2]] = bytemuck::cast_slice_mut(row.as_mut_slice());
+        simd.store(acc[0], &mut row[panel][0]);
+        simd.store(acc[1], &mut row[panel][1]);
+    }
+}

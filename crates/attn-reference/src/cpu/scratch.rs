@@ -1,0 +1,158 @@
+//! Owns the memory of a worker: tiles, scores, outputs and row states, aligned to cache lines, grown only on demand.
+//! Invariant: nothing in it survives from one unit to the next; every part is written before it is read.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::isa::Isa;
+use super::pack::KV_TILE;
+use super::qk::ScoreRow;
+use super::unit::{SUPER_ROWS, UNIT_ROWS};
+
+/// A cache line of floats.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C, align(64))]
+struct Line([f32; 16]);
+
+/// Floats aligned to cache lines.
+#[derive(Default)]
+pub(crate) struct AlignedFloats(Vec<Line>);
+
+impl AlignedFloats {
+    /// At least `len` zeros or left-overs.
+    pub(crate) fn grow(&mut self, len: usize) {
+        if self.0.len() * 16 < len {
+            self.0.resize(len.div_ceil(16), Line::zeroed());
+        }
+    }
+
+    pub(crate) fn get(&self, len: usize) -> &[f32] {
+        &bytemuck::must_cast_slice::<Line, f32>(&self.0)[..len]
+    }
+
+    pub(crate) fn get_mut(&mut self, len: usize) -> &mut [f32] {
+        &mut bytemuck::must_cast_slice_mut::<Line, f32>(&mut self.0)[..len]
+    }
+
+    /// All of it.
+    pub(crate) fn all_mut(&mut self) -> &mut [f32] {
+        bytemuck::must_cast_slice_mut(&mut self.0)
+    }
+}
+
+/// Widths of a head and their paddings, in elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Dims {
+    pub(crate) qk: usize,
+    /// `qk` rounded up to vectors.
+    pub(crate) qk_padded: usize,
+    pub(crate) vo: usize,
+    /// `vo` rounded up to panels.
+    pub(crate) vo_padded: usize,
+}
+
+impl Dims {
+    pub(crate) fn new(isa: Isa, qk: usize, vo: usize) -> Dims {
+        let panel = isa.panel();
+        Dims { qk, qk_padded: qk.next_multiple_of(panel / 2), vo, vo_padded: vo.next_multiple_of(panel) }
+    }
+}
+
+/// Running maximum, sum and output of the rows of a unit: the part of the softmax over the keys seen so far.
+#[derive(Default)]
+pub(crate) struct RowStates {
+    pub(crate) max: Vec<f32>,
+    pub(crate) sum: Vec<f32>,
+    /// `[rows, vo_padded]`, relative to the maximum.
+    pub(crate) out: AlignedFloats,
+}
+
+impl RowStates {
+    /// Makes room.
+    pub(crate) fn grow(&mut self, rows: usize, width: usize) {
+        if self.max.len() < rows {
+            self.max.resize(rows, 0.0);
+            self.sum.resize(rows, 0.0);
+        }
+        self.out.grow(rows * width);
+    }
+
+    /// Copies the first `rows` rows of `from` to the rows from `begin` on.
+    pub(crate) fn store(&mut self, begin: usize, from: &RowStates, rows: usize, width: usize) {
+        self.max[begin..begin + rows].copy_from_slice(&from.max[..rows]);
+        self.sum[begin..begin + rows].copy_from_slice(&from.sum[..rows]);
+        let out = &mut self.out.all_mut()[begin * width..(begin + rows) * width];
+        out.copy_from_slice(from.out.get(rows * width));
+    }
+
+    /// Rows that have seen nothing.
+    pub(crate) fn clear(&mut self, rows: usize, width: usize) {
+        self.max[..rows].fill(f32::NEG_INFINITY);
+        self.sum[..rows].fill(0.0);
+        self.out.get_mut(rows * width).fill(0.0);
+    }
+}
+
+/// The memory of one worker.
+pub(crate) struct Scratch {
+    /// Query blocks.
+    pub(crate) queries: AlignedFloats,
+    pub(crate) keys: AlignedFloats,
+    pub(crate) values: AlignedFloats,
+    /// Vectors on their way to a transposition.
+    pub(crate) stage: AlignedFloats,
+    scores: AlignedFloats,
+    /// States over the chunk at hand.
+    pub(crate) chunk: RowStates,
+    /// States over the chunks before it.
+    pub(crate) total: RowStates,
+}
+
+impl Scratch {
+    pub(crate) fn new() -> Scratch {
+        Scratch {
+            queries: AlignedFloats::default(),
+            keys: AlignedFloats::default(),
+            values: AlignedFloats::default(),
+            stage: AlignedFloats::default(),
+            scores: AlignedFloats::default(),
+            chunk: RowStates::default(),
+            total: RowStates::default(),
+        }
+    }
+
+    /// Makes room for units of any number of rows with these widths.
+    pub(crate) fn grow(&mut self, isa: Isa, dims: Dims) {
+        // The rows left over by the largest register block take up to five smaller ones.
+        let (lanes, num_blocks) = (isa.panel() / 2, UNIT_ROWS / isa.max_rows() + 5);
+        self.queries.grow(num_blocks * dims.qk_padded * lanes);
+        self.keys.grow(KV_TILE * dims.qk_padded);
+        self.values.grow(KV_TILE * dims.vo_padded);
+        self.stage.grow(dims.qk_padded * lanes);
+        self.scores.grow(SUPER_ROWS * KV_TILE);
+        self.chunk.grow(UNIT_ROWS, dims.vo_padded);
+        self.total.grow(UNIT_ROWS, dims.vo_padded);
+    }
+
+    /// The parts that the tiles of a unit need at once.
+    pub(crate) fn tile_parts(&mut self) -> TileParts<'_> {
+        let scores: &mut [ScoreRow] = bytemuck::cast_slice_mut(self.scores.all_mut());
+        TileParts {
+            queries: self.queries.all_mut(),
+            keys: self.keys.all_mut(),
+            values: self.values.all_mut(),
+            stage: self.stage.all_mut(),
+            scores: &mut scores[..SUPER_ROWS],
+            chunk: &mut self.chunk,
+        }
+    }
+}
+
+/// Borrowed parts of a [`Scratch`].
+pub(crate) struct TileParts<'a> {
+    pub(crate) queries: &'a mut [f32],
+    pub(crate) keys: &'a mut [f32],
+    pub(crate) values: &'a mut [f32],
+    pub(crate) stage: &'a mut [f32],
+    pub(crate) scores: &'a mut [ScoreRow],
+    pub(crate) chunk: &'a mut RowStates,
+}

@@ -1,0 +1,98 @@
+//! Owns the online softmax: scores to weights, and each row's running maximum and sum.
+//! Invariants: a masked score (-inf) has weight 0 exactly, a row that has seen no key keeps maximum -inf and sum 0, and
+//! no (-inf) - (-inf) is formed. A tile in which a row sees nothing leaves the row's state as it was, bit for bit.
+
+use std::ops::Range;
+
+use super::isa::{Kernel, Simd};
+use super::math::{exp, tanh};
+use super::qk::ScoreRow;
+
+/// Turns scores into weights relative to the new maximum and updates the states of the rows.
+pub(crate) struct OnlineSoftmax<'a> {
+    /// Scores in, weights out.
+    pub(crate) scores: &'a mut [ScoreRow],
+    /// Columns to read and write, whole vectors. All others count as masked.
+    pub(crate) columns: Range<usize>,
+    /// Running maximum of each row.
+    pub(crate) max: &'a mut [f32],
+    /// Running sum of each row, relative to its maximum.
+    pub(crate) sum: &'a mut [f32],
+    /// Out: what the sum and the output of each row had to be multiplied by.
+    pub(crate) factors: &'a mut [f32],
+}
+
+impl Kernel for OnlineSoftmax<'_> {
+    /// Whether a factor differs from 1.
+    type Output = bool;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) -> bool {
+        let columns = self.columns.start / S::LANES..self.columns.end.div_ceil(S::LANES);
+        let mut any = false;
+        for (i, scores) in self.scores.iter_mut().enumerate() {
+            let row: &mut [S::Row] = bytemuck::cast_slice_mut(scores.as_mut_slice());
+            let row = &mut row[columns.clone()];
+            let old = self.max[i];
+            let new = row_max(simd, row, old);
+            let shift = if new == f32::NEG_INFINITY { 0.0 } else { new };
+            let sum = weigh(simd, row, shift);
+            if new == old {
+                self.factors[i] = 1.0;
+                self.sum[i] += sum;
+            } else {
+                let factor = (old - new).exp();
+                any = true;
+                self.factors[i] = factor;
+                self.sum[i] = self.sum[i].mul_add(factor, sum);
+                self.max[i] = new;
+            }
+        }
+        any
+    }
+}
+
+#[inline(always)]
+fn row_max<S: Simd>(simd: S, row: &[S::Row], start: f32) -> f32 {
+    let mut max = simd.splat(start);
+    for x in row {
+        max = simd.max(simd.load(x), max);
+    }
+    simd.reduce_max(max)
+}
+
+/// Replaces scores by `exp(score - shift)` and returns their sum.
+#[inline(always)]
+fn weigh<S: Simd>(simd: S, row: &mut [S::Row], shift: f32) -> f32 {
+    let shift = simd.splat(shift);
+    let mut sum = simd.splat(0.0);
+    for x in row {
+        let p = exp(simd, simd.sub(simd.load(x), shift));
+        simd.store(p, x);
+        sum = simd.add(sum, p);
+    }
+    simd.reduce_add(sum)
+}
+
+/// Replaces scores `s` by `cap * tanh(s / cap)`.
+pub(crate) struct Softcap<'a> {
+    pub(crate) scores: &'a mut [ScoreRow],
+    pub(crate) columns: Range<usize>,
+    pub(crate) cap: f32,
+}
+
+impl Kernel for Softcap<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let (cap, inverse) = (simd.splat(self.cap), simd.splat(1.0 / self.cap));
+        for scores in self.scores.iter_mut() {
+            let row: &mut [S::Row] = bytemuck::cast_slice_mut(scores.as_mut_slice());
+            for x in &mut row[self.columns.start / S::LANES..self.columns.end.div_ceil(S::LANES)] {
+                let capped = simd.mul(cap, tanh(simd, simd.mul(simd.load(x), inverse)));
+                simd.store(capped, x);
+            }
+        }
+    }
+}

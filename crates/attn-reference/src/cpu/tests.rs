@@ -1,0 +1,435 @@
+//! The backend against attention in f64 straight from the formula, and the relations that hold bit for bit.
+//! The formula here is this file's own: nothing is shared with the oracle, nor with the kernels.
+
+use std::sync::Arc;
+
+use attn_metadata::{
+    AttentionBackend, BackendConfig, Batch, BatchLimits, HeadShape, HostDevice, Io, Kv, Layer, LayerParams, Lse,
+    ModelSpec, PoolShape, RawBatch, mask_bytes,
+};
+use half::{bf16, f16};
+use kvpool::{
+    Dtype, HostKv, HostTensor, HostTensorMut, KvFormat, KvLayout, KvScales, KvShape, KvSliceMut, PageId, PageSize, Slot,
+    f32_to_fp8_e4m3,
+};
+
+use super::{CpuBackend, Isa};
+
+/// One problem; a failing case prints as a line that can be pasted back.
+#[derive(Clone, Debug)]
+struct Case {
+    /// (q_len, kv_len) of each request.
+    requests: Vec<(usize, usize)>,
+    heads: HeadShape,
+    page_size: u32,
+    layout: KvLayout,
+    interleaved: bool,
+    format: KvFormat,
+    causal: bool,
+    window: Option<u32>,
+    softcap: Option<f32>,
+    sinks: bool,
+    alibi: bool,
+    custom: bool,
+    padding_rows: usize,
+}
+
+fn case(requests: &[(usize, usize)]) -> Case {
+    Case {
+        requests: requests.to_vec(),
+        heads: HeadShape::new(4, 2, 32),
+        page_size: 16,
+        layout: KvLayout::Nhd,
+        interleaved: false,
+        format: KvFormat::F32,
+        causal: true,
+        window: None,
+        softcap: None,
+        sinks: false,
+        alibi: false,
+        custom: false,
+        padding_rows: 0,
+    }
+}
+
+struct Rng(u64);
+
+impl Rng {
+    fn bits(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    fn float(&mut self) -> f32 {
+        #[allow(clippy::cast_precision_loss)]
+        let unit = (self.bits() >> 40) as f32 / (1u64 << 24) as f32;
+        unit * 4.0 - 2.0
+    }
+}
+
+/// Everything that a call needs.
+struct Problem {
+    case: Case,
+    layer: Layer,
+    cache: HostKv,
+    batch: Batch,
+    q: Vec<f32>,
+}
+
+const NAN_CODE: u8 = 0x7F;
+
+impl Problem {
+    fn new(case: &Case) -> Problem {
+        let mut rng = Rng(0x9E37_79B9_7F4A_7C15);
+        let Case { heads, page_size, .. } = *case;
+        let page_size = PageSize::new(page_size).unwrap();
+        let per_head = |on: bool, rng: &mut Rng| on.then(|| (0..heads.num_qo_heads).map(|_| rng.float()).collect::<Vec<f32>>());
+        let params = LayerParams {
+            causal: case.causal,
+            window_left: case.window,
+            softcap: case.softcap,
+            sinks: per_head(case.sinks, &mut rng),
+            alibi_slopes: per_head(case.alibi, &mut rng).map(|s| s.iter().map(|x| x * 0.05).collect()),
+            ..LayerParams::causal(heads)
+        };
+        let counts: Vec<usize> = case.requests.iter().map(|r| page_size.pages_for(r.1)).collect();
+        let used: usize = counts.iter().sum();
+        let num_pages = u32::try_from(used + 3).unwrap();
+        let shape = KvShape {
+            num_pages,
+            page_size,
+            num_kv_heads: heads.num_kv_heads,
+            head_dim_k: heads.head_dim_qk,
+            head_dim_v: heads.head_dim_vo,
+        };
+        let make = if case.interleaved { HostKv::interleaved } else { HostKv::new };
+        let mut cache = make(shape, case.layout, case.format).unwrap();
+        poison(&mut cache);
+        // Scattered pages, the last in front.
+        let ids: Vec<i32> = (0..i32::try_from(used).unwrap()).rev().map(|i| i + 2).collect();
+        let batch = build_batch(case, PoolShape { num_pages, page_size }, &counts, &ids, &mut rng);
+        fill(&mut cache, &batch, &mut rng);
+        let rows = batch.num_rows() as usize;
+        let q = (0..rows * (heads.num_qo_heads * heads.head_dim_qk) as usize).map(|_| rng.float()).collect();
+        Problem { case: case.clone(), layer: Layer::new(params).unwrap(), cache, batch, q }
+    }
+
+    fn run(&self, isa: Isa, threads: usize) -> (Vec<f32>, Vec<f32>) {
+        let rows = self.batch.num_rows() as usize;
+        let heads = self.case.heads;
+        let model = ModelSpec::new(vec![self.layer.clone()], Dtype::F32, self.case.format.dtype(), self.batch.page_size());
+        let device = HostDevice { num_threads: Some(threads) };
+        let config = BackendConfig { model: Arc::new(model.unwrap()), limits: BatchLimits::NONE, device };
+        let mut backend = CpuBackend::with_isa(&config, isa).unwrap();
+        let (num_heads, qk, vo) = (heads.num_qo_heads as usize, heads.head_dim_qk as usize, heads.head_dim_vo as usize);
+        let mut out = vec![f32::NAN; rows * num_heads * vo];
+        let mut lse = vec![Lse::from_ln(f32::NAN); rows * num_heads];
+        let step = backend.prepare_metadata(&self.batch).unwrap();
+        let io = Io {
+            q: HostTensor::packed(&self.q, [rows, num_heads, qk]).unwrap(),
+            kv: Kv::Attend { cache: &self.cache },
+            out: HostTensorMut::packed(&mut out, [rows, num_heads, vo]).unwrap(),
+            lse: Some(lse.as_mut_slice()),
+        };
+        backend.forward(&step, 0, io).unwrap();
+        (out, lse.iter().map(|x| x.ln()).collect())
+    }
+
+    /// Attention of one row and head in f64.
+    fn exact(&self, request: usize, row: u32, head: u32) -> (Vec<f64>, f64) {
+        let r = self.batch.requests()[request];
+        let heads = self.case.heads;
+        let (qk, vo) = (heads.head_dim_qk as usize, heads.head_dim_vo as usize);
+        let at = (r.q_start + row) as usize * heads.num_qo_heads as usize + head as usize;
+        let q = &self.q[at * qk..(at + 1) * qk];
+        let position = r.position(row);
+        let (mut k, mut v) = (vec![0.0; qk], vec![0.0; vo]);
+        let mut scores = Vec::new();
+        for key in 0..r.kv_len {
+            let distance = i64::from(key) - position;
+            let hidden = (self.case.causal && distance > 0)
+                || self.case.window.is_some_and(|w| -distance > i64::from(w))
+                || self.batch.custom_mask().is_some_and(|m| !m.is_visible(&r, row, key));
+            if hidden {
+                continue;
+            }
+            let slot = Slot::new(self.batch.page_of(&r, key), key % self.case.page_size, self.batch.page_size()).unwrap();
+            self.cache.read_k(slot, head / heads.group_size(), &mut k);
+            self.cache.read_v(slot, head / heads.group_size(), &mut v);
+            let mut s: f64 = q.iter().zip(&k).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>() * f64::from(self.layer.sm_scale());
+            if let Some(c) = self.layer.softcap() {
+                s = f64::from(c) * (s / f64::from(c)).tanh();
+            }
+            if let Some(slopes) = self.layer.alibi_slopes() {
+                #[allow(clippy::cast_precision_loss)]
+                let distance = distance as f64;
+                s += f64::from(slopes[head as usize]) * distance;
+            }
+            scores.push((s, v.clone()));
+        }
+        let sink = self.layer.sinks().map_or(f64::NEG_INFINITY, |s| f64::from(s[head as usize]));
+        let max = scores.iter().map(|s| s.0).fold(sink, f64::max);
+        if max == f64::NEG_INFINITY {
+            return (vec![0.0; vo], max);
+        }
+        let sum: f64 = scores.iter().map(|s| (s.0 - max).exp()).sum::<f64>() + (sink - max).exp();
+        let out = (0..vo).map(|d| scores.iter().map(|s| (s.0 - max).exp() * f64::from(s.1[d])).sum::<f64>() / sum);
+        (out.collect(), max + sum.ln())
+    }
+
+    fn check(&self, isa: Isa, (out, lse): &(Vec<f32>, Vec<f32>)) {
+        let heads = self.case.heads;
+        let vo = heads.head_dim_vo as usize;
+        for (request, r) in self.batch.requests().iter().enumerate() {
+            for row in 0..r.q_len {
+                for head in 0..heads.num_qo_heads {
+                    let (expected, expected_lse) = self.exact(request, row, head);
+                    let at = (r.q_start + row) as usize * heads.num_qo_heads as usize + head as usize;
+                    let error = |got: f32, want: f64| (f64::from(got) - want).abs();
+                    let context = format!("{isa:?}, request {request}, row {row}, head {head} of {:?}", self.case);
+                    for (d, want) in expected.iter().enumerate() {
+                        let got = out[at * vo + d];
+                        assert!(error(got, *want) <= 2e-6 + 1e-5 * want.abs(), "element {d}: {got} for {want}, {context}");
+                    }
+                    let exact = f64::from(lse[at]) == expected_lse;
+                    assert!(exact || error(lse[at], expected_lse) <= 2e-6 + 1e-6 * expected_lse.abs(), "lse {} for {expected_lse}, {context}", lse[at]);
+                }
+            }
+        }
+        let used = self.batch.num_used_rows() as usize * heads.num_qo_heads as usize;
+        assert!(out[used * vo..].iter().all(|x| x.to_bits() == 0) && lse[used..].iter().all(|x| *x == f32::NEG_INFINITY));
+    }
+}
+
+fn poison(cache: &mut HostKv) {
+    match cache.buffer_mut() {
+        KvSliceMut::F32(x) => x.fill(f32::NAN),
+        KvSliceMut::F16(x) => x.fill(f16::NAN),
+        KvSliceMut::Bf16(x) => x.fill(bf16::NAN),
+        KvSliceMut::Fp8E4m3(x) => x.fill(NAN_CODE),
+    }
+}
+
+fn build_batch(case: &Case, pool: PoolShape, counts: &[usize], ids: &[i32], rng: &mut Rng) -> Batch {
+    let narrow = |x: usize| i32::try_from(x).unwrap();
+    let (mut qo, mut kv, mut last) = (vec![0], vec![0], Vec::new());
+    for (&(q_len, kv_len), &pages) in case.requests.iter().zip(counts) {
+        qo.push(qo.last().unwrap() + narrow(q_len));
+        kv.push(kv.last().unwrap() + narrow(pages));
+        last.push(narrow(if kv_len == 0 { 0 } else { pool.page_size.last_page_len(kv_len) as usize }));
+    }
+    let lens = case.requests.iter().map(|r| (u32::try_from(r.0).unwrap(), u32::try_from(r.1).unwrap()));
+    let mask: Vec<u8> = (0..mask_bytes(lens).unwrap()).map(|_| rng.bits().to_le_bytes()[3]).collect();
+    let raw = RawBatch {
+        num_rows: usize::try_from(*qo.last().unwrap()).unwrap() + case.padding_rows,
+        qo_indptr: &qo,
+        kv_indptr: &kv,
+        kv_indices: ids,
+        kv_last_page_len: &last,
+        slot_mapping: None,
+        custom_mask: case.custom.then_some(&mask),
+    };
+    Batch::from_raw(pool, &raw).unwrap()
+}
+
+/// Fills the valid KV with numbers; all else stays poisoned.
+fn fill(cache: &mut HostKv, batch: &Batch, rng: &mut Rng) {
+    let page_size = batch.page_size().get();
+    for r in batch.requests() {
+        for key in 0..r.kv_len {
+            let page = batch.page_of(r, key);
+            for head in 0..cache.shape().num_kv_heads {
+                for layout in [cache.k().layout, cache.v().layout] {
+                    let start = layout.element(page, key % page_size, head);
+                    for at in start..start + layout.head_dim {
+                        set(cache, at, rng.float());
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn set(cache: &mut HostKv, at: usize, x: f32) {
+    match cache.buffer_mut() {
+        KvSliceMut::F32(data) => data[at] = x,
+        KvSliceMut::F16(data) => data[at] = f16::from_f32(x),
+        KvSliceMut::Bf16(data) => data[at] = bf16::from_f32(x),
+        KvSliceMut::Fp8E4m3(data) => data[at] = f32_to_fp8_e4m3(x),
+    }
+}
+
+fn check(case: &Case) {
+    let problem = Problem::new(case);
+    for isa in Isa::available() {
+        let got = problem.run(isa, 2);
+        problem.check(isa, &got);
+        assert_eq!(bits(&got), bits(&problem.run(isa, 1)), "{isa:?}: two threads and one differ for {case:?}");
+    }
+}
+
+fn bits((out, lse): &(Vec<f32>, Vec<f32>)) -> (Vec<u32>, Vec<u32>) {
+    (out.iter().map(|x| x.to_bits()).collect(), lse.iter().map(|x| x.to_bits()).collect())
+}
+
+fn fp8() -> KvFormat {
+    KvFormat::Fp8E4m3(KvScales::new(0.5, 2.0).unwrap())
+}
+
+#[test]
+fn lengths_around_tiles_and_chunks() {
+    for kv in [1, 15, 127, 128, 129, 255, 257, 1023, 1025, 2100] {
+        check(&case(&[(1, kv), (3, kv), (kv.min(40), kv)]));
+    }
+    check(&Case { padding_rows: 3, ..case(&[(0, 0), (2, 0), (5, 3), (1, 1), (0, 9), (150, 300)]) });
+    check(&case(&[]));
+    check(&case(&[(400, 400), (130, 1200)]));
+}
+
+#[test]
+fn all_masks_and_score_rules() {
+    let requests = [(1, 300), (70, 200), (7, 1100), (9, 4), (2, 0)];
+    for causal in [true, false] {
+        for window in [None, Some(0), Some(5), Some(128), Some(500)] {
+            check(&Case { causal, window, ..case(&requests) });
+            check(&Case { causal, window, custom: true, sinks: true, ..case(&requests) });
+        }
+        check(&Case { causal, alibi: true, softcap: Some(3.0), ..case(&requests) });
+        check(&Case { causal, alibi: true, softcap: Some(0.5), sinks: true, custom: true, window: Some(60), ..case(&requests) });
+    }
+}
+
+#[test]
+fn head_widths_groups_and_pages() {
+    for (qk, vo) in [(1, 3), (8, 8), (24, 40), (80, 80), (128, 128), (192, 128), (576, 512), (640, 8)] {
+        let heads = HeadShape { num_qo_heads: 6, num_kv_heads: 2, head_dim_qk: qk, head_dim_vo: vo };
+        check(&Case { heads, ..case(&[(1, 140), (20, 33)]) });
+    }
+    for group in [1, 2, 3, 5, 6, 7, 8, 9, 13, 16, 17, 600] {
+        let heads = HeadShape { num_qo_heads: group * 2, num_kv_heads: 2, head_dim_qk: 16, head_dim_vo: 24 };
+        check(&Case { heads, ..case(&[(1, 70), (2, 1100), (11, 20)]) });
+    }
+    for page_size in [1, 2, 3, 61, 64, 257] {
+        check(&Case { page_size, layout: KvLayout::Hnd, ..case(&[(1, 200), (66, 130)]) });
+    }
+}
+
+#[test]
+fn all_formats_and_layouts() {
+    for format in [KvFormat::F32, KvFormat::F16, KvFormat::Bf16, fp8()] {
+        for layout in [KvLayout::Nhd, KvLayout::Hnd] {
+            for interleaved in [false, true] {
+                let heads = HeadShape { num_qo_heads: 4, num_kv_heads: 2, head_dim_qk: 40, head_dim_vo: 24 };
+                check(&Case { format, layout, interleaved, heads, page_size: 5, ..case(&[(1, 77), (33, 60)]) });
+            }
+        }
+    }
+}
+
+/// The rows of one request, alone.
+fn alone(problem: &Problem, isa: Isa, request: usize) -> (Vec<f32>, Vec<f32>) {
+    let r = problem.batch.requests()[request];
+    let pages = problem.batch.pages(&r).to_vec();
+    let narrow = |x: usize| i32::try_from(x).unwrap();
+    let raw = RawBatch {
+        num_rows: r.q_len as usize,
+        qo_indptr: &[0, i32::try_from(r.q_len).unwrap()],
+        kv_indptr: &[0, narrow(pages.len())],
+        kv_indices: &pages,
+        kv_last_page_len: &[i32::try_from((r.kv_len - 1) % problem.case.page_size + 1).unwrap()],
+        slot_mapping: None,
+        custom_mask: None,
+    };
+    let width = (problem.case.heads.num_qo_heads * problem.case.heads.head_dim_qk) as usize;
+    let q = problem.q[r.q_start as usize * width..][..r.q_len as usize * width].to_vec();
+    let batch = Batch::from_raw(problem.batch.pool(), &raw).unwrap();
+    Problem { case: problem.case.clone(), layer: problem.layer.clone(), cache: problem.cache.clone(), batch, q }.run(isa, 1)
+}
+
+#[test]
+fn a_request_alone_has_the_bits_that_it_has_in_a_batch() {
+    let problem = Problem::new(&Case { window: Some(700), sinks: true, ..case(&[(1, 1500), (37, 1300), (150, 150)]) });
+    let heads = problem.case.heads;
+    for isa in Isa::available() {
+        let (out, lse) = problem.run(isa, 3);
+        for (request, r) in problem.batch.requests().iter().enumerate() {
+            let range = |width: u32| (r.q_start * width) as usize..((r.q_start + r.q_len) * width) as usize;
+            let mine = (out[range(heads.num_qo_heads * heads.head_dim_vo)].to_vec(), lse[range(heads.num_qo_heads)].to_vec());
+            assert_eq!(bits(&mine), bits(&alone(&problem, isa, request)), "{isa:?}, request {request}");
+        }
+    }
+}
+
+#[test]
+fn a_token_decoded_has_the_bits_that_it_had_when_prefilled() {
+    let heads = HeadShape { num_qo_heads: 6, num_kv_heads: 2, head_dim_qk: 24, head_dim_vo: 16 };
+    for (window, alibi) in [(None, false), (Some(300), true)] {
+        let whole = Problem::new(&Case { heads, window, alibi, softcap: Some(9.0), ..case(&[(1400, 1400)]) });
+        let width = (heads.num_qo_heads * heads.head_dim_vo) as usize;
+        for isa in Isa::available() {
+            let (out, lse) = whole.run(isa, 2);
+            for (kv_len, q_len) in [(1, 1), (128, 1), (129, 2), (1024, 1), (1025, 7), (1400, 1), (1400, 17), (1300, 300)] {
+                let part = prefix(&whole, kv_len, q_len);
+                let rows = kv_len - q_len..kv_len;
+                let expected = (
+                    out[rows.start * width..rows.end * width].to_vec(),
+                    lse[rows.start * heads.num_qo_heads as usize..rows.end * heads.num_qo_heads as usize].to_vec(),
+                );
+                assert_eq!(bits(&part.run(isa, 2)), bits(&expected), "{isa:?}, {q_len} of {kv_len} tokens");
+            }
+        }
+    }
+}
+
+/// The last `q_len` of the first `kv_len` tokens of a problem of one request.
+fn prefix(whole: &Problem, kv_len: usize, q_len: usize) -> Problem {
+    let page_size = whole.batch.page_size();
+    let narrow = |x: usize| i32::try_from(x).unwrap();
+    let pages = &whole.batch.kv_indices()[..page_size.pages_for(kv_len)];
+    let raw = RawBatch {
+        num_rows: q_len,
+        qo_indptr: &[0, narrow(q_len)],
+        kv_indptr: &[0, narrow(pages.len())],
+        kv_indices: pages,
+        kv_last_page_len: &[narrow(page_size.last_page_len(kv_len) as usize)],
+        slot_mapping: None,
+        custom_mask: None,
+    };
+    let width = (whole.case.heads.num_qo_heads * whole.case.heads.head_dim_qk) as usize;
+    let batch = Batch::from_raw(whole.batch.pool(), &raw).unwrap();
+    let q = whole.q[(kv_len - q_len) * width..kv_len * width].to_vec();
+    Problem { case: whole.case.clone(), layer: whole.layer.clone(), cache: whole.cache.clone(), batch, q }
+}
+
+#[test]
+fn a_key_that_a_row_does_not_see_cannot_change_it() {
+    for custom in [false, true] {
+        let case = Case { window: Some(40), custom, ..case(&[(50, 260)]) };
+        let mut problem = Problem::new(&case);
+        let before: Vec<_> = Isa::available().map(|isa| problem.run(isa, 2)).collect();
+        let r = problem.batch.requests()[0];
+        // Poison one key; rows that do not see it must keep their bits.
+        let key = 230;
+        let page: PageId = problem.batch.page_of(&r, key);
+        for layout in [problem.cache.k().layout, problem.cache.v().layout] {
+            for head in 0..2 {
+                let start = layout.element(page, key % case.page_size, head);
+                (start..start + layout.head_dim).for_each(|at| set(&mut problem.cache, at, f32::NAN));
+            }
+        }
+        for (isa, (old, _)) in Isa::available().zip(before) {
+            let (new, _) = problem.run(isa, 2);
+            for row in 0..r.q_len {
+                let distance = i64::from(key) - r.position(row);
+                let sees = (-40..=0).contains(&distance)
+                    && problem.batch.custom_mask().is_none_or(|m| m.is_visible(&r, row, key));
+                let range = row as usize * 128..(row as usize + 1) * 128;
+                let kept = new[range.clone()].iter().zip(&old[range.clone()]).all(|(a, b)| a.to_bits() == b.to_bits());
+                assert_eq!(kept, !sees, "{isa:?}, row {row}, custom {custom}");
+                assert_eq!(new[range].iter().any(|x| x.is_nan()), sees, "{isa:?}, row {row}, custom {custom}");
+            }
+        }
+    }
+}
