@@ -81,7 +81,10 @@ pub enum SubmitError {
 pub enum StepError {
     /// Pages could not be taken.
     #[error("the step's pages could not be taken")]
-    Pages(#[from] page_table::Error),
+    Pages(#[from] page_table::TableError),
+    /// The step's tables could not be written.
+    #[error("the step's tables could not be written")]
+    Tables(#[from] page_table::StepError),
     /// The step's tables are not valid.
     #[error("the step's tables are not valid")]
     Batch(#[from] BatchError),

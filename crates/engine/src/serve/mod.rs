@@ -16,6 +16,7 @@ mod request;
 mod scheduler;
 mod session;
 mod stats;
+mod step;
 
 pub use error::{ServeError, StepError, SubmitError};
 pub use model::{LanguageModel, LayerAttention, ModelError, ModelInput};

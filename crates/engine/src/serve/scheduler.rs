@@ -43,7 +43,8 @@ pub(super) struct Scheduler {
     page_size: PageSize,
     pub(super) waiting: VecDeque<Job>,
     pub(super) running: Vec<Job>,
-    shares: Vec<Share>,
+    /// The step decided last.
+    pub(super) shares: Vec<Share>,
 }
 
 /// Pages of a job, as the scheduler may give them back.
@@ -61,10 +62,6 @@ impl Scheduler {
 
     pub(super) fn is_empty(&self) -> bool {
         self.waiting.is_empty() && self.running.is_empty()
-    }
-
-    pub(super) fn shares(&self) -> &[Share] {
-        &self.shares
     }
 
     /// Decides the next step. Jobs that had to give their pages back wait again and are reported.

@@ -1,0 +1,113 @@
+//! Recorded prompts and the tokens that they must give.
+
+use std::path::Path;
+
+use anyhow::{Context as _, Result, bail};
+use engine::model::{Model, SpecialTokens};
+use engine::serve::Completion;
+use serde::Deserialize;
+
+use super::generate::chat_tokens;
+use super::{Failure, Outcome};
+
+/// A file of cases.
+#[derive(Debug, Deserialize)]
+pub struct Cases {
+    prompts: Vec<Case>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Case {
+    prompt: String,
+    /// Whether the prompt is wrapped in the model's chat template.
+    #[serde(default)]
+    chat: bool,
+    prompt_ids: Vec<u32>,
+    generated_ids: Vec<u32>,
+    /// Margin of each generated token to the runner-up, in logits.
+    margins: Vec<f32>,
+}
+
+/// Reads a file of cases.
+pub fn read(path: &Path) -> Result<Cases> {
+    let name = || path.display().to_string();
+    let text = std::fs::read_to_string(path).map_err(Failure::input).with_context(name)?;
+    let cases: Cases = serde_json::from_str(&text).map_err(Failure::input).with_context(name)?;
+    if cases.prompts.is_empty() {
+        bail!(Failure::usage(format!("{}: there are no prompts", path.display())));
+    }
+    let uneven = |case: &Case| case.generated_ids.is_empty() || case.generated_ids.len() != case.margins.len();
+    if let Some(place) = cases.prompts.iter().position(uneven) {
+        bail!(Failure::usage(format!("{}: prompt {place} needs generated_ids and a margin for each", path.display())));
+    }
+    Ok(cases)
+}
+
+impl Cases {
+    /// Tokens that a prompt must give.
+    pub fn num_expected(&self, place: usize) -> usize {
+        self.prompts[place].generated_ids.len()
+    }
+
+    /// The prompts' tokens; they must be the recorded ones.
+    pub fn check_prompts(&self, model: &Model) -> Result<Vec<Vec<u32>>> {
+        self.prompts.iter().enumerate().map(|(place, case)| case.tokens(model, place)).collect()
+    }
+
+    /// Compares what came out, prompt by prompt.
+    pub fn compare(&self, model: &Model, completions: &[Completion]) -> Outcome {
+        let mut num_failed = 0;
+        for (place, (case, completion)) in self.prompts.iter().zip(completions).enumerate() {
+            let smallest = case.margins.iter().copied().fold(f32::INFINITY, f32::min);
+            match case.first_difference(completion) {
+                None => println!(
+                    "ok    prompt {place}: {} tokens, smallest margin {smallest:.3}",
+                    completion.tokens.len()
+                ),
+                Some(position) => {
+                    num_failed += 1;
+                    println!("FAIL  prompt {place} ({:?}): {}", case.prompt, case.describe(model, completion, position));
+                }
+            }
+        }
+        println!("{} of {} prompts match", self.prompts.len() - num_failed, self.prompts.len());
+        if num_failed == 0 { Outcome::Success } else { Outcome::CheckFailed }
+    }
+}
+
+impl Case {
+    fn tokens(&self, model: &Model, place: usize) -> Result<Vec<u32>> {
+        let tokens = if self.chat {
+            chat_tokens(model, None, &self.prompt)?
+        } else {
+            model.tokenizer.encode(&self.prompt, SpecialTokens::AsText).map_err(Failure::input)?
+        };
+        if tokens != self.prompt_ids {
+            bail!(Failure::check(format!(
+                "prompt {place} ({:?}) becomes tokens {tokens:?}, recorded are {:?}: is it the right model?",
+                self.prompt, self.prompt_ids
+            )));
+        }
+        Ok(tokens)
+    }
+
+    fn first_difference(&self, completion: &Completion) -> Option<usize> {
+        let len = self.generated_ids.len().max(completion.tokens.len());
+        (0..len).find(|&i| self.generated_ids.get(i) != completion.tokens.get(i))
+    }
+
+    fn describe(&self, model: &Model, completion: &Completion, position: usize) -> String {
+        let token = |tokens: &[u32]| match tokens.get(position) {
+            Some(&token) => format!("{token} {:?}", model.tokenizer.token_text(token).unwrap_or("?")),
+            None => "nothing".to_owned(),
+        };
+        let margin = |margins: &[f32]| margins.get(position).map_or("none".to_owned(), |m| format!("{m:.3}"));
+        format!(
+            "token {position} is {} (margin {}), recorded is {} (margin {})",
+            token(&completion.tokens),
+            margin(&completion.margins),
+            token(&self.generated_ids),
+            margin(&self.margins)
+        )
+    }
+}

@@ -1,0 +1,232 @@
+//! `attn generate`: a real model, continuous batching over paged KV, text as it comes.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use attn_metadata::HostDevice;
+use clap::Args as ClapArgs;
+use engine::model::{Message, Model, SpecialTokens};
+use engine::sample::SamplingParams;
+use engine::serve::{Completion, Event, RequestSpec, SchedulerConfig, Session, SessionConfig, Stats};
+use indicatif::{ProgressBar, ProgressStyle};
+use kvpool::{KvDtype, KvFormat, KvScales, PageSize};
+
+use super::cases::{self, Cases};
+use super::stream::TextStreams;
+use super::{Failure, Outcome};
+
+/// Generates text with a GGUF model.
+#[derive(Debug, ClapArgs)]
+pub struct Args {
+    /// The model: a GGUF file of a Llama-family model.
+    #[arg(long, value_name = "FILE")]
+    model: PathBuf,
+    /// A prompt; give it several times for a batch.
+    #[arg(long, value_name = "TEXT", conflicts_with = "cases")]
+    prompt: Vec<String>,
+    /// Prompts with the tokens that they must give (JSON); exit 1 on the first difference of each.
+    #[arg(long, value_name = "FILE")]
+    cases: Option<PathBuf>,
+    /// Wrap each prompt as a user's message in the model's chat template.
+    #[arg(long)]
+    chat: bool,
+    /// A system message before each prompt; implies --chat.
+    #[arg(long, value_name = "TEXT")]
+    system: Option<String>,
+    /// Tokens to generate for each prompt at most.
+    #[arg(long, value_name = "N", default_value_t = 128)]
+    max_new_tokens: usize,
+    #[command(flatten)]
+    serving: Serving,
+    #[command(flatten)]
+    sampling: Sampling,
+    /// Print the session's counters as JSON at the end.
+    #[arg(long)]
+    stats: bool,
+}
+
+/// How requests are batched and KV is kept.
+#[derive(Debug, ClapArgs)]
+struct Serving {
+    /// Attention backend: a name, a pair "prefill,decode", or "auto".
+    #[arg(long, value_name = "NAME", default_value = "auto")]
+    attention_backend: String,
+    /// Tokens in a page.
+    #[arg(long, value_name = "N", default_value_t = 16)]
+    page_size: u32,
+    /// Pages of the pool; default: enough for all prompts at once.
+    #[arg(long, value_name = "N")]
+    num_pages: Option<u32>,
+    /// Prompt tokens of one request in one step; default: whole prompts.
+    #[arg(long, value_name = "N", default_value_t = usize::MAX, hide_default_value = true)]
+    prefill_chunk: usize,
+    /// Requests that run at once.
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    max_running: usize,
+    /// Tokens of a step.
+    #[arg(long, value_name = "N", default_value_t = 2048)]
+    max_step_tokens: usize,
+    /// How KV is stored: f32, f16, bf16 or fp8_e4m3.
+    #[arg(long, value_name = "DTYPE", default_value = "f32")]
+    kv_dtype: KvDtype,
+    /// Scale of stored keys, for fp8_e4m3: stored value × scale = real value.
+    #[arg(long, value_name = "X", default_value_t = 1.0)]
+    k_scale: f32,
+    /// Scale of stored values, for fp8_e4m3.
+    #[arg(long, value_name = "X", default_value_t = 1.0)]
+    v_scale: f32,
+    /// Threads of the attention backend; default: all.
+    #[arg(long, value_name = "N")]
+    threads: Option<usize>,
+}
+
+/// How tokens are chosen.
+#[derive(Debug, ClapArgs)]
+struct Sampling {
+    /// 0 always takes the most probable token.
+    #[arg(long, value_name = "X", default_value_t = 0.0)]
+    temperature: f32,
+    /// Only the N most probable tokens.
+    #[arg(long, value_name = "N")]
+    top_k: Option<usize>,
+    /// Only the fewest tokens with this much probability together.
+    #[arg(long, value_name = "X", default_value_t = 1.0)]
+    top_p: f32,
+    /// Seed; each prompt's generator starts at the seed plus its place.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> Result<Outcome> {
+    let cases = args.cases.as_deref().map(cases::read).transpose()?;
+    if cases.is_none() && args.prompt.is_empty() {
+        bail!(Failure::usage("nothing to do: give --prompt TEXT or --cases FILE"));
+    }
+    let mut model = load(&args.model)?;
+    let prompts = match &cases {
+        Some(cases) => cases.check_prompts(&model)?,
+        None => args.prompt.iter().map(|text| encode(&model, text, args)).collect::<Result<_>>()?,
+    };
+    let requests = requests(args, &model, cases.as_ref(), &prompts);
+    let config = session_config(args, &requests)?;
+    let mut session = Session::new(&model.llama, &config).map_err(Failure::input)?;
+    for (place, request) in requests.into_iter().enumerate() {
+        session.submit(request).map_err(Failure::input).with_context(|| format!("prompt {place}"))?;
+    }
+    let begin = Instant::now();
+    let completions = generate(&mut session, &mut model, prompts.len(), cases.is_none())?;
+    report(args, &session, &completions, begin.elapsed());
+    match cases {
+        Some(cases) => Ok(cases.compare(&model, &completions)),
+        None => Ok(Outcome::Success),
+    }
+}
+
+fn load(path: &Path) -> Result<Model> {
+    let bar = ProgressBar::no_length().with_message("loading");
+    bar.set_style(ProgressStyle::with_template("{msg} {wide_bar} {pos}/{len} tensors").expect("a constant template"));
+    let model = Model::open(path, &mut |done, total| {
+        bar.set_length(total as u64);
+        bar.set_position(done as u64);
+    });
+    bar.finish_and_clear();
+    model.map_err(Failure::input).with_context(|| path.display().to_string())
+}
+
+fn encode(model: &Model, text: &str, args: &Args) -> Result<Vec<u32>> {
+    if args.chat || args.system.is_some() {
+        return chat_tokens(model, args.system.as_deref(), text);
+    }
+    model.tokenizer.encode(text, SpecialTokens::AsText).map_err(Failure::input)
+}
+
+/// A user's message (after a system message, where given) in the model's chat template.
+pub fn chat_tokens(model: &Model, system: Option<&str>, text: &str) -> Result<Vec<u32>> {
+    let Some(template) = &model.chat_template else {
+        bail!(Failure::usage("the model has no chat template: leave out --chat and --system"));
+    };
+    let mut messages: Vec<Message> = system.map(|text| Message::new("system", text)).into_iter().collect();
+    messages.push(Message::user(text));
+    let text = template.render(&messages, true).map_err(Failure::input)?;
+    model.tokenizer.encode(&text, SpecialTokens::Parse).map_err(Failure::input)
+}
+
+fn requests(args: &Args, model: &Model, cases: Option<&Cases>, prompts: &[Vec<u32>]) -> Vec<RequestSpec> {
+    let Sampling { temperature, top_k, top_p, seed } = args.sampling;
+    let ends = model.tokenizer.ends();
+    (0u64..)
+        .zip(prompts)
+        .enumerate()
+        .map(|(place, (number, prompt))| RequestSpec {
+            prompt: prompt.clone(),
+            max_new_tokens: cases.map_or(args.max_new_tokens, |cases| cases.num_expected(place)),
+            stop_tokens: ends.to_vec(),
+            sampling: SamplingParams { temperature, top_k, top_p, seed: seed.wrapping_add(number) },
+        })
+        .collect()
+}
+
+fn session_config(args: &Args, requests: &[RequestSpec]) -> Result<SessionConfig> {
+    let serving = &args.serving;
+    let page_size = PageSize::new(serving.page_size).map_err(Failure::input)?;
+    let needed: usize = requests.iter().map(|r| page_size.pages_for(r.prompt.len() + r.max_new_tokens)).sum();
+    let needed = u32::try_from(needed).map_err(|_| Failure::usage("more pages are needed than a pool can have"))?;
+    let kv_format = match serving.kv_dtype {
+        KvDtype::F32 => KvFormat::F32,
+        KvDtype::F16 => KvFormat::F16,
+        KvDtype::Bf16 => KvFormat::Bf16,
+        KvDtype::Fp8E4m3 => {
+            KvFormat::Fp8E4m3(KvScales::new(serving.k_scale, serving.v_scale).map_err(Failure::input)?)
+        }
+    };
+    Ok(SessionConfig {
+        page_size,
+        num_pages: serving.num_pages.unwrap_or(needed),
+        kv_format,
+        scheduler: SchedulerConfig {
+            max_running: serving.max_running,
+            max_step_tokens: serving.max_step_tokens,
+            extend_chunk: serving.prefill_chunk,
+        },
+        backend: serving.attention_backend.clone(),
+        device: HostDevice { num_threads: serving.threads },
+    })
+}
+
+/// Runs the session to its end; prints text as it comes where `show` says so. Completions come in prompt order.
+fn generate(session: &mut Session, model: &mut Model, num_prompts: usize, show: bool) -> Result<Vec<Completion>> {
+    let Model { llama, tokenizer, .. } = model;
+    let mut streams = show.then(|| TextStreams::new(tokenizer, num_prompts));
+    let mut on_event = |event: Event| {
+        if let Some(streams) = &mut streams {
+            streams.take(event);
+        }
+    };
+    while session.step(llama, &mut on_event).context("a step failed")? {}
+    let mut completions: Vec<_> = std::iter::from_fn(|| session.take_completion()).collect();
+    completions.sort_by_key(|completion| completion.id);
+    Ok(completions)
+}
+
+fn report(args: &Args, session: &Session, completions: &[Completion], elapsed: Duration) {
+    let stats: &Stats = session.stats();
+    let seconds = elapsed.as_secs_f64();
+    let tokens: usize = completions.iter().map(|c| c.tokens.len()).sum();
+    #[expect(clippy::cast_precision_loss, reason = "a rate for people")]
+    let rate = tokens as f64 / seconds;
+    eprintln!(
+        "{} prompts, {} prompt tokens, {tokens} new tokens in {seconds:.2} s: {rate:.1} tokens/s on backend {} \
+         (page size {}, {} steps, attention {:.0} % of the time)",
+        completions.len(),
+        stats.prefill_tokens,
+        session.selection().extend,
+        args.serving.page_size,
+        stats.num_steps,
+        100.0 * stats.attention_time.as_secs_f64() / seconds,
+    );
+    if args.stats {
+        println!("{}", serde_json::json!(stats));
+    }
+}
