@@ -1,0 +1,228 @@
+//! The step loop: what comes out of a request does not depend on pages, chunks, neighbours, preemption or failures.
+
+#![allow(clippy::unwrap_used, clippy::cast_precision_loss)]
+
+mod toy;
+
+use attn_metadata::HostDevice;
+use engine::sample::SamplingParams;
+use engine::serve::{
+    Completion, Event, FinishReason, RequestId, RequestSpec, SchedulerConfig, Session, SessionConfig, SubmitError,
+};
+use kvpool::{FailurePlan, KvFormat, PageSize};
+use toy::Toy;
+
+fn config(page_size: u32, num_pages: u32) -> SessionConfig {
+    SessionConfig {
+        page_size: PageSize::new(page_size).unwrap(),
+        num_pages,
+        kv_format: KvFormat::F32,
+        scheduler: SchedulerConfig::default(),
+        backend: "auto".to_owned(),
+        device: HostDevice { num_threads: Some(2) },
+    }
+}
+
+fn specs(n: u32) -> Vec<RequestSpec> {
+    let spec = |i: u32| RequestSpec {
+        prompt: (0..3 + i * 7).map(|t| (t * 13 + i * 5) % 61).collect(),
+        max_new_tokens: 10 + i as usize,
+        stop_tokens: vec![],
+        sampling: SamplingParams::GREEDY,
+    };
+    (0..n).map(spec).collect()
+}
+
+fn drain(session: &mut Session) -> Vec<Completion> {
+    let mut completions: Vec<_> = std::iter::from_fn(|| session.take_completion()).collect();
+    completions.sort_by_key(|c| c.id);
+    completions
+}
+
+/// Runs requests to their end, auditing after every step; returns what came out in the order of submission.
+fn run(config: &SessionConfig, specs: &[RequestSpec]) -> (Vec<Completion>, Session) {
+    let mut model = Toy::new(Some(20));
+    let mut session = Session::new(&model, config).unwrap();
+    for spec in specs {
+        session.submit(spec.clone()).unwrap();
+    }
+    while session.step(&mut model, &mut |_| {}).unwrap() {
+        session.table().audit().unwrap();
+    }
+    assert!(session.is_idle());
+    let counts = session.table().pool().counts();
+    assert_eq!(counts.free, counts.total, "an idle session holds no page");
+    (drain(&mut session), session)
+}
+
+fn tokens(completions: &[Completion]) -> Vec<Vec<u32>> {
+    completions.iter().map(|c| c.tokens.clone()).collect()
+}
+
+#[test]
+fn tokens_do_not_depend_on_pages_chunks_budgets_or_the_pair_of_backends() {
+    let specs = specs(6);
+    let (expected, _) = run(&config(16, 100), &specs);
+    assert!(expected.iter().zip(&specs).all(|(c, s)| c.tokens.len() == s.max_new_tokens));
+    assert!(expected.iter().all(|c| c.reason == FinishReason::Length));
+    let distinct: std::collections::HashSet<_> = expected.iter().flat_map(|c| &c.tokens).collect();
+    assert!(distinct.len() > 6, "the model says something: {distinct:?}");
+    for (page_size, num_pages) in [(1, 600), (3, 300), (64, 20)] {
+        for (extend_chunk, max_step_tokens, max_running) in [(usize::MAX, 2048, 256), (5, 2048, 256), (7, 9, 2)] {
+            let scheduler = SchedulerConfig { max_running, max_step_tokens, extend_chunk };
+            let config = SessionConfig { scheduler, ..config(page_size, num_pages) };
+            assert_eq!(tokens(&run(&config, &specs).0), tokens(&expected), "{config:?}");
+        }
+    }
+    for backend in ["cpu", "cpu,cpu", "oracle", "cpu,oracle", "oracle,cpu"] {
+        let config = SessionConfig { backend: backend.to_owned(), ..config(16, 100) };
+        assert_eq!(tokens(&run(&config, &specs).0), tokens(&expected), "{backend}");
+    }
+}
+
+#[test]
+fn a_small_pool_preempts_and_everybody_still_gets_the_same_tokens() {
+    let specs = specs(6);
+    let (expected, _) = run(&config(4, 200), &specs);
+    // The longest request alone needs 13 pages.
+    for num_pages in [13, 14, 17, 25] {
+        let (got, session) = run(&config(4, num_pages), &specs);
+        assert_eq!(tokens(&got), tokens(&expected), "{num_pages} pages");
+        assert!(session.stats().max_pages <= num_pages as usize);
+    }
+    let (got, session) = run(&config(4, 17), &specs);
+    assert!(session.stats().num_preemptions > 0);
+    let reported: u32 = got.iter().map(|c| c.num_preemptions).sum();
+    assert_eq!(u64::from(reported), session.stats().num_preemptions);
+    assert_eq!(got[0].num_preemptions, 0, "the oldest request never gives its pages back");
+}
+
+#[test]
+fn cancelling_frees_pages_and_leaves_the_others_alone() {
+    let specs = specs(6);
+    let (expected, _) = run(&config(4, 200), &specs);
+    let mut model = Toy::new(Some(20));
+    let mut session = Session::new(&model, &config(4, 200)).unwrap();
+    let ids: Vec<RequestId> = specs.iter().map(|s| session.submit(s.clone()).unwrap()).collect();
+    for _ in 0..4 {
+        assert!(session.step(&mut model, &mut |_| {}).unwrap());
+    }
+    for id in ids.iter().skip(1).step_by(2) {
+        assert!(session.cancel(*id));
+        assert!(!session.cancel(*id), "it has ended");
+        session.table().audit().unwrap();
+    }
+    session.run_to_end(&mut model, &mut |_| {}).unwrap();
+    let got = drain(&mut session);
+    for (i, (got, expected)) in got.iter().zip(&expected).enumerate() {
+        if i % 2 == 0 {
+            assert_eq!(got.tokens, expected.tokens);
+        } else {
+            assert_eq!(got.reason, FinishReason::Cancelled);
+            assert_eq!(got.tokens[..], expected.tokens[..4]);
+        }
+    }
+    assert_eq!(session.table().pool().counts().free, 200);
+}
+
+#[test]
+fn every_single_failure_of_the_pool_leaves_a_step_that_can_be_tried_again() {
+    let specs = specs(4);
+    let (expected, _) = run(&config(1, 240), &specs);
+    for nth in 0.. {
+        let mut model = Toy::new(Some(20));
+        let mut session = Session::new(&model, &config(1, 240)).unwrap();
+        specs.iter().for_each(|s| drop(session.submit(s.clone()).unwrap()));
+        session.table().pool().set_failure_plan(Some(FailurePlan::nth(nth)));
+        let mut num_failures = 0;
+        loop {
+            match session.step(&mut model, &mut |_| {}) {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(_) => num_failures += 1,
+            }
+            session.table().audit().unwrap();
+        }
+        assert_eq!(tokens(&drain(&mut session)), tokens(&expected), "failure {nth}");
+        if num_failures == 0 {
+            assert!(nth > 10, "only {nth} places take pages");
+            return;
+        }
+        assert_eq!(num_failures, 1);
+    }
+}
+
+#[test]
+fn a_failing_model_leaves_a_step_that_can_be_tried_again() {
+    let specs = specs(4);
+    let (expected, _) = run(&config(4, 60), &specs);
+    for nth in 0..12 {
+        let mut model = Toy::new(Some(20));
+        let mut session = Session::new(&model, &config(4, 60)).unwrap();
+        specs.iter().for_each(|s| drop(session.submit(s.clone()).unwrap()));
+        model.fail_in = Some(nth);
+        let error = session.run_to_end(&mut model, &mut |_| {}).unwrap_err();
+        assert_eq!(error.to_string(), "the model's forward pass failed");
+        session.table().audit().unwrap();
+        model.fail_in = None;
+        session.run_to_end(&mut model, &mut |_| {}).unwrap();
+        assert_eq!(tokens(&drain(&mut session)), tokens(&expected), "failure {nth}");
+    }
+}
+
+#[test]
+fn events_tell_the_same_story_as_completions() {
+    let mut model = Toy::new(None);
+    let mut session = Session::new(&model, &config(4, 60)).unwrap();
+    let mut spec = specs(1).remove(0);
+    session.submit(spec.clone()).unwrap();
+    let mut events = Vec::new();
+    session.run_to_end(&mut model, &mut |e| events.push(e)).unwrap();
+    let whole = session.take_completion().unwrap();
+    let told: Vec<u32> =
+        events.iter().filter_map(|e| if let Event::Token { token, .. } = e { Some(*token) } else { None }).collect();
+    assert_eq!(told, whole.tokens);
+    assert!(matches!(events.last(), Some(Event::Finished { reason: FinishReason::Length, .. })));
+    // A stop token ends the next one early; it is part of the result.
+    spec.stop_tokens = vec![whole.tokens[3]];
+    let first = whole.tokens.iter().position(|t| *t == whole.tokens[3]).unwrap();
+    session.submit(spec).unwrap();
+    session.run_to_end(&mut model, &mut |_| {}).unwrap();
+    let stopped = session.take_completion().unwrap();
+    assert_eq!((stopped.reason, stopped.tokens.len()), (FinishReason::Stop, first + 1));
+}
+
+#[test]
+fn a_seed_decides_a_sampled_request_whatever_its_neighbours() {
+    let sampling = SamplingParams { temperature: 1.5, top_k: Some(20), top_p: 0.95, seed: 11 };
+    let spec = RequestSpec { sampling, ..specs(2).remove(1) };
+    let (alone, _) = run(&config(4, 100), std::slice::from_ref(&spec));
+    let mut batch = specs(4);
+    batch.insert(2, spec);
+    let (together, _) = run(&config(4, 300), &batch);
+    assert_eq!(together[2].tokens, alone[0].tokens);
+    assert!(together[2].margins.iter().any(|m| *m < 0.0), "at this temperature some draws are not the largest logit");
+}
+
+#[test]
+fn bad_requests_are_refused_with_the_values() {
+    let model = Toy::new(None);
+    let mut session = Session::new(&model, &config(4, 10)).unwrap();
+    let good = specs(1).remove(0);
+    let mut check = |edit: &dyn Fn(&mut RequestSpec), expected: &str| {
+        let mut spec = good.clone();
+        edit(&mut spec);
+        let error: SubmitError = session.submit(spec).unwrap_err();
+        assert_eq!(error.to_string(), expected);
+    };
+    check(&|s| s.prompt.clear(), "the prompt is empty, at least one token is needed");
+    check(&|s| s.max_new_tokens = 0, "max_new_tokens is 0, at least 1 is needed");
+    check(&|s| s.prompt[1] = 61, "token 61 at position 1 of the prompt is not in 0..61");
+    check(&|s| s.max_new_tokens = 510, "3 prompt tokens and 510 new ones exceed the model's 512 positions");
+    check(
+        &|s| s.max_new_tokens = 39,
+        "the request needs 11 pages, the pool has 10; ask for fewer tokens or make a larger pool",
+    );
+    check(&|s| s.sampling.temperature = f32::NAN, "temperature is NaN, expected a finite number that is 0 or more");
+    assert!(session.is_idle());
+}
