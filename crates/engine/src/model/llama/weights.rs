@@ -1,0 +1,109 @@
+//! The weights of a Llama-family model, dequantised to f32 once.
+
+use std::io::{Read, Seek};
+
+use candle_core::Tensor;
+
+use super::super::ModelError;
+use super::super::config::ModelConfig;
+use super::super::gguf::{GgufError, GgufFile};
+use super::linear::Linear;
+use super::ops::rope_frequencies;
+
+/// Weights of one layer.
+#[derive(Debug)]
+pub(super) struct Layer {
+    pub(super) attn_norm: Vec<f32>,
+    pub(super) q: Linear,
+    pub(super) k: Linear,
+    pub(super) v: Linear,
+    pub(super) o: Linear,
+    pub(super) mlp_norm: Vec<f32>,
+    pub(super) gate: Linear,
+    pub(super) up: Linear,
+    pub(super) down: Linear,
+}
+
+/// All weights, and the RoPE frequencies that follow from them.
+#[derive(Debug)]
+pub(super) struct Weights {
+    pub(super) embedding: Linear,
+    pub(super) layers: Vec<Layer>,
+    pub(super) norm: Vec<f32>,
+    /// `None` when the embedding serves as the head too.
+    pub(super) head: Option<Linear>,
+    /// One for each rotated pair.
+    pub(super) frequencies: Vec<f64>,
+}
+
+impl Weights {
+    /// Reads everything; `progress` hears (tensors done, tensors in the file).
+    pub(super) fn load<R: Read + Seek>(
+        file: &mut GgufFile<R>,
+        config: &ModelConfig,
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<Self, ModelError> {
+        let total = file.num_tensors();
+        let mut loader = Loader { file, progress, done: 0, total };
+        let (hidden, vocab) = (config.hidden_size, config.vocab_size);
+        let embedding = loader.linear("token_embd", vocab, hidden)?;
+        let layers = (0..config.num_layers).map(|idx| layer(&mut loader, idx, config)).collect::<Result<_, _>>()?;
+        let norm = loader.vector("output_norm.weight", hidden)?;
+        let has_head = loader.file.has_tensor("output.weight");
+        let head = has_head.then(|| loader.linear("output", vocab, hidden)).transpose()?;
+        let num_pairs = config.rope.num_dims / 2;
+        let factors = loader.opt_vector("rope_freqs.weight", num_pairs)?;
+        let frequencies = rope_frequencies(&config.rope, factors.as_deref());
+        Ok(Self { embedding, layers, norm, head, frequencies })
+    }
+}
+
+fn layer<R: Read + Seek>(loader: &mut Loader<'_, R>, idx: usize, config: &ModelConfig) -> Result<Layer, ModelError> {
+    let name = |part: &str| format!("blk.{idx}.{part}");
+    let (hidden, inner) = (config.hidden_size, config.intermediate_size);
+    Ok(Layer {
+        attn_norm: loader.vector(&name("attn_norm.weight"), hidden)?,
+        q: loader.linear(&name("attn_q"), config.q_width(), hidden)?,
+        k: loader.linear(&name("attn_k"), config.kv_width(), hidden)?,
+        v: loader.linear(&name("attn_v"), config.kv_width(), hidden)?,
+        o: loader.linear(&name("attn_output"), hidden, config.q_width())?,
+        mlp_norm: loader.vector(&name("ffn_norm.weight"), hidden)?,
+        gate: loader.linear(&name("ffn_gate"), inner, hidden)?,
+        up: loader.linear(&name("ffn_up"), inner, hidden)?,
+        down: loader.linear(&name("ffn_down"), hidden, inner)?,
+    })
+}
+
+struct Loader<'a, R> {
+    file: &'a mut GgufFile<R>,
+    progress: &'a mut dyn FnMut(usize, usize),
+    done: usize,
+    total: usize,
+}
+
+impl<R: Read + Seek> Loader<'_, R> {
+    /// `name.weight` `[num_out, num_in]`, with `name.bias` when the file has it.
+    fn linear(&mut self, name: &str, num_out: usize, num_in: usize) -> Result<Linear, ModelError> {
+        let weight_name = format!("{name}.weight");
+        let weight: Tensor = self.file.tensor(&weight_name, &[num_out, num_in])?;
+        self.step();
+        let bias = self.opt_vector(&format!("{name}.bias"), num_out)?;
+        let failed = |source| GgufError::Dequantise { name: weight_name, source };
+        Ok(Linear::new(&weight, bias).map_err(failed)?)
+    }
+
+    fn vector(&mut self, name: &str, len: usize) -> Result<Vec<f32>, ModelError> {
+        let vector = self.file.vector(name, len)?;
+        self.step();
+        Ok(vector)
+    }
+
+    fn opt_vector(&mut self, name: &str, len: usize) -> Result<Option<Vec<f32>>, ModelError> {
+        self.file.has_tensor(name).then(|| self.vector(name, len)).transpose()
+    }
+
+    fn step(&mut self) {
+        self.done += 1;
+        (self.progress)(self.done, self.total);
+    }
+}

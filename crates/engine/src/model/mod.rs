@@ -1,0 +1,77 @@
+//! Language models from GGUF files: metadata, tokenizer, chat template, weights, forward pass.
+//!
+//! [`Model::open`] reads everything that a file holds. The parts are usable alone: [`GgufFile`]
+//! knows no models, [`Tokenizer`] no weights, and [`Llama`] no attention; it asks the caller's
+//! [`LayerAttention`] for that, which is where this workspace's backends come in.
+
+pub mod chat;
+pub mod config;
+pub mod gguf;
+pub mod llama;
+#[cfg(test)]
+mod testing;
+pub mod tokenizer;
+
+use std::io::{Read, Seek};
+use std::path::Path;
+
+pub use chat::{ChatError, ChatTemplate, Message};
+pub use config::{ConfigError, ModelConfig};
+pub use gguf::{GgufError, GgufFile};
+pub use llama::{ForwardError, LayerAttention, Llama, Logits};
+pub use tokenizer::{SpecialTokens, StreamDecoder, Tokenizer, TokenizerError};
+
+/// Why a model cannot be loaded.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ModelError {
+    /// The file, a key or a tensor.
+    #[error(transparent)]
+    Gguf(#[from] GgufError),
+    /// The metadata do not describe a model that can be run.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The tokenizer.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+    /// The chat template.
+    #[error(transparent)]
+    Chat(#[from] ChatError),
+}
+
+/// All that a GGUF file holds.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Model {
+    /// The weights and the forward pass.
+    pub llama: Llama,
+    /// Text to tokens and back.
+    pub tokenizer: Tokenizer,
+    /// The chat template; `None` for a base model.
+    pub chat_template: Option<ChatTemplate>,
+}
+
+impl Model {
+    /// Loads the file at `path`. `progress` hears (tensors done, tensors in the file).
+    ///
+    /// # Errors
+    /// When the file cannot be read or does not hold a supported model.
+    pub fn open(path: &Path, progress: &mut dyn FnMut(usize, usize)) -> Result<Self, ModelError> {
+        Self::from_gguf(&mut GgufFile::open(path)?, progress)
+    }
+
+    /// Loads from an open file.
+    ///
+    /// # Errors
+    /// When it does not hold a supported model.
+    pub fn from_gguf<R: Read + Seek>(
+        file: &mut GgufFile<R>,
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<Self, ModelError> {
+        let config = ModelConfig::from_metadata(file.metadata())?;
+        let tokenizer = Tokenizer::from_metadata(file.metadata())?;
+        let chat_template = ChatTemplate::from_metadata(file.metadata(), &tokenizer)?;
+        let llama = Llama::load(file, config, progress)?;
+        Ok(Self { llama, tokenizer, chat_template })
+    }
+}
