@@ -60,6 +60,14 @@ pub enum ShapeError {
         /// Name of the view or plane.
         what: &'static str,
     },
+    /// The machine does not give the memory.
+    #[error("no memory for {what} of {bytes} bytes")]
+    OutOfMemory {
+        /// Name of the buffer.
+        what: &'static str,
+        /// Bytes that were asked for.
+        bytes: u64,
+    },
     /// The data of a packed view is not exactly as long as its shape says.
     #[error("{what} holds {len} elements, its shape {shape:?} says {expected}")]
     PackedLength {

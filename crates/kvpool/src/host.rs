@@ -7,7 +7,7 @@ use crate::error::{KvPart, OverlapDetail, ShapeError};
 use crate::format::KvFormat;
 use crate::ids::{PageId, Slot};
 use crate::layout::{KvLayout, KvPlaneLayout, KvShape};
-use crate::storage::{KvBuffer, KvPlane};
+use crate::storage::{KvBuffer, KvPlane, KvSliceMut};
 use crate::tensor::HostTensor;
 
 /// An append that was refused; nothing was written.
@@ -71,7 +71,7 @@ impl HostKv {
     /// A zeroed cache with all of K before all of V.
     ///
     /// # Errors
-    /// As [`KvShape::validate`].
+    /// As [`KvShape::validate`], and [`ShapeError::OutOfMemory`].
     pub fn new(shape: KvShape, layout: KvLayout, format: KvFormat) -> Result<HostKv, ShapeError> {
         let planes = shape.packed_planes(layout)?;
         HostKv::zeroed(shape, format, planes)
@@ -80,7 +80,7 @@ impl HostKv {
     /// A zeroed cache with K and V of a page next to each other.
     ///
     /// # Errors
-    /// As [`KvShape::validate`].
+    /// As [`KvShape::validate`], and [`ShapeError::OutOfMemory`].
     pub fn interleaved(shape: KvShape, layout: KvLayout, format: KvFormat) -> Result<HostKv, ShapeError> {
         let planes = shape.interleaved_planes(layout)?;
         HostKv::zeroed(shape, format, planes)
@@ -140,7 +140,7 @@ impl HostKv {
         let extents = planes.map(|plane| plane.extent(&shape));
         let len = extents.into_iter().flatten().max().ok_or(overflow)?;
         let [k, v] = planes;
-        Ok(HostKv { shape, format, buffer: KvBuffer::zeroed(format.dtype(), len), k, v, is_shared: false })
+        Ok(HostKv { shape, format, buffer: KvBuffer::try_zeroed(format.dtype(), len)?, k, v, is_shared: false })
     }
 
     /// The shape.
@@ -180,7 +180,7 @@ impl HostKv {
     }
 
     /// The elements of the buffer, to load a file or to poison it in a test. Its dtype and length cannot change.
-    pub fn buffer_mut(&mut self) -> crate::storage::KvSliceMut<'_> {
+    pub fn buffer_mut(&mut self) -> KvSliceMut<'_> {
         self.buffer.as_slice_mut()
     }
 

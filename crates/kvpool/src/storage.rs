@@ -7,6 +7,7 @@ use std::ops::Range;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
+use crate::error::ShapeError;
 use crate::format::KvDtype;
 use crate::fp8::{f32_to_fp8_e4m3, fp8_e4m3_to_f32};
 use crate::ids::PageId;
@@ -28,14 +29,27 @@ pub enum KvBuffer {
 
 impl KvBuffer {
     /// `len` zeros.
+    ///
+    /// # Panics
+    /// Where [`KvBuffer::try_zeroed`] is an error.
     #[must_use]
     pub fn zeroed(dtype: KvDtype, len: usize) -> KvBuffer {
-        match dtype {
-            KvDtype::F32 => KvBuffer::F32(vec![0.0; len]),
-            KvDtype::F16 => KvBuffer::F16(bytemuck::zeroed_vec(len)),
-            KvDtype::Bf16 => KvBuffer::Bf16(bytemuck::zeroed_vec(len)),
-            KvDtype::Fp8E4m3 => KvBuffer::Fp8E4m3(vec![0; len]),
-        }
+        KvBuffer::try_zeroed(dtype, len).expect("the machine has the memory that was asked for")
+    }
+
+    /// `len` zeros; the system may give the memory when it is first touched.
+    ///
+    /// # Errors
+    /// [`ShapeError::OutOfMemory`].
+    pub fn try_zeroed(dtype: KvDtype, len: usize) -> Result<KvBuffer, ShapeError> {
+        let buffer = match dtype {
+            KvDtype::F32 => bytemuck::allocation::try_zeroed_vec(len).map(KvBuffer::F32),
+            KvDtype::F16 => bytemuck::allocation::try_zeroed_vec(len).map(KvBuffer::F16),
+            KvDtype::Bf16 => bytemuck::allocation::try_zeroed_vec(len).map(KvBuffer::Bf16),
+            KvDtype::Fp8E4m3 => bytemuck::allocation::try_zeroed_vec(len).map(KvBuffer::Fp8E4m3),
+        };
+        let bytes = (len as u64).saturating_mul(dtype.size_bytes() as u64);
+        buffer.map_err(|()| ShapeError::OutOfMemory { what: "kv cache", bytes })
     }
 
     /// Elements.

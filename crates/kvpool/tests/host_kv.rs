@@ -245,6 +245,15 @@ fn planes_that_leave_the_buffer_or_meet_are_refused() {
 }
 
 #[test]
+fn memory_that_the_machine_does_not_have_is_an_error() {
+    let page_size = PageSize::new(1 << 15).unwrap();
+    let page = KvPageShape { page_size, num_kv_heads: 1 << 16, head_dim_k: 1 << 11, head_dim_v: 1 << 11 };
+    let shape = page.with_pages((1 << 16) - 1).unwrap();
+    let error = HostKv::new(shape, KvLayout::Nhd, KvFormat::F32).unwrap_err();
+    assert_eq!(error, ShapeError::OutOfMemory { what: "kv cache", bytes: shape.bytes(KvDtype::F32) });
+}
+
+#[test]
 fn a_shared_v_is_columns_of_k_and_is_written_once() {
     let shape = shape(2, 3);
     let [k, _] = shape.packed_planes(KvLayout::Nhd).unwrap();

@@ -1,4 +1,4 @@
-//! Owns [`SeqId`], the name of a sequence in one table, and the slots of names ([`Registry`]).
+//! Owns [`SeqId`], the name of a sequence in one table, and the values behind the names ([`Registry`]).
 //! Invariant: a name is never used twice, so a stale name is an error and not another sequence.
 //! Does not know what a sequence holds.
 
