@@ -3,6 +3,32 @@
 //! [`Model::open`] reads everything that a file holds. The parts are usable alone: [`GgufFile`]
 //! knows no models, [`Tokenizer`] no weights, and [`Llama`] no attention; it asks the caller's
 //! [`LayerAttention`] for that, which is where this workspace's backends come in.
+//!
+//! ```no_run
+//! use engine::model::{LayerAttention, Message, Model, SpecialTokens};
+//! use engine::sample::{Sampler, SamplingParams};
+//!
+//! fn answer(question: &str, attention: &mut impl LayerAttention) -> Result<String, Box<dyn std::error::Error>> {
+//!     let mut model = Model::open("model.gguf".as_ref(), &mut |_done, _total| ())?;
+//!     let template = model.chat_template.as_ref().ok_or("a base model")?;
+//!     let prompt = template.render(&[Message::user(question)], true)?;
+//!     let mut tokens = model.tokenizer.encode(&prompt, SpecialTokens::Parse)?;
+//!     let mut sampler = Sampler::new(SamplingParams::GREEDY)?;
+//!     let mut text = model.tokenizer.stream(true);
+//!     let (mut answer, mut position) = (String::new(), 0);
+//!     loop {
+//!         let positions: Vec<u32> = (position..).take(tokens.len()).collect();
+//!         let logits = model.llama.forward(&tokens, &positions, &[tokens.len() - 1], attention)?;
+//!         let choice = sampler.sample(logits.row(0).ok_or("no logits")?)?;
+//!         if model.tokenizer.is_end(choice.token) {
+//!             return Ok(answer + &text.finish());
+//!         }
+//!         answer += &text.push(choice.token);
+//!         position += u32::try_from(tokens.len())?;
+//!         tokens = vec![choice.token];
+//!     }
+//! }
+//! ```
 
 pub mod chat;
 pub mod config;

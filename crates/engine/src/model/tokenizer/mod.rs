@@ -87,7 +87,8 @@ impl Tokenizer {
         build::tokenizer(metadata)
     }
 
-    /// The tokens of `text`, a BOS token before them where the model wants one.
+    /// The tokens of `text`, a BOS token before them where the model wants one. Bytes for which the
+    /// vocabulary has no token (rare controls, in some models) are left out.
     ///
     /// # Errors
     /// When the tokenizer library fails.
