@@ -14,6 +14,7 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 use super::isa::Isa;
 use super::layer::LayerCall;
 use super::output::Output;
+use super::schedule::Schedule;
 use super::scratch::{Dims, RowStates, Scratch};
 use super::unit::{CHUNK_LEN, UNIT_ROWS};
 
@@ -25,9 +26,6 @@ const MAX_HEAD_DIM: u32 = 640;
 
 /// Requests with more query tokens than this are not split: their tiles and heads keep the workers busy.
 const MAX_SPLIT_Q_LEN: u32 = 16;
-
-/// Ranges that each worker can claim; more of them balance better, fewer stream longer.
-const RANGES_PER_WORKER: u32 = 16;
 
 /// The registry's row for this backend.
 #[must_use]
@@ -66,6 +64,8 @@ struct Step {
     batch: Batch,
     /// One for each plan group of the model.
     plans: Vec<Plan>,
+    /// One for each plan.
+    schedules: Vec<Schedule>,
     /// The batch's slots, padded to the rows of the step.
     slots: Vec<Slot>,
     num_rows: u32,
@@ -75,12 +75,17 @@ impl Step {
     fn new(model: &ModelSpec, num_workers: u32) -> Step {
         let pool = PoolShape { num_pages: 0, page_size: model.page_size() };
         let plan = |group: &PlanGroup| Plan::new(plan_config(group, num_workers), *group);
-        Step { batch: Batch::empty(pool), plans: model.groups().iter().map(plan).collect(), slots: Vec::new(), num_rows: 0 }
+        let plans: Vec<Plan> = model.groups().iter().map(plan).collect();
+        let schedules = plans.iter().map(|_| Schedule::default()).collect();
+        Step { batch: Batch::empty(pool), plans, schedules, slots: Vec::new(), num_rows: 0 }
     }
 
-    fn set(&mut self, batch: &Batch, num_rows: u32) {
+    fn set(&mut self, batch: &Batch, num_rows: u32, isa: Isa) {
         batch.select_into(&mut self.batch, SubBatch::First, |_| true);
-        self.plans.iter_mut().for_each(|plan| plan.update(&self.batch));
+        for (plan, schedule) in self.plans.iter_mut().zip(&mut self.schedules) {
+            plan.update(&self.batch);
+            schedule.update(plan, isa, plan.ranges().len());
+        }
         self.slots.clear();
         self.slots.extend_from_slice(batch.slot_mapping().unwrap_or_default());
         self.slots.resize(num_rows as usize, Slot::PADDING);
@@ -93,7 +98,7 @@ fn plan_config(group: &PlanGroup, num_workers: u32) -> PlanConfig {
     PlanConfig {
         tile_len: (narrow(UNIT_ROWS) / group.heads.group_size()).max(1),
         chunking: Chunking { chunk_len: narrow(CHUNK_LEN), max_q_len: MAX_SPLIT_Q_LEN },
-        num_workers: if num_workers == 1 { 1 } else { num_workers * RANGES_PER_WORKER },
+        num_workers,
         unit_overhead: 64,
     }
 }
@@ -209,7 +214,7 @@ impl AttentionBackend<Host> for CpuBackend {
 
     fn prepare_metadata(&mut self, batch: &Batch) -> Result<Prepared, PrepareError> {
         self.check_batch(batch)?;
-        self.current.set(batch, batch.num_rows());
+        self.current.set(batch, batch.num_rows(), self.isa);
         Ok(self.stamps.issue(batch))
     }
 
@@ -229,6 +234,7 @@ impl AttentionBackend<Host> for CpuBackend {
             isa: self.isa,
             batch: &planned.batch,
             plan: &planned.plans[group],
+            schedule: &planned.schedules[group],
             layer: &self.model.layers()[layer],
             q: io.q,
             cache: match &io.kv {
@@ -263,7 +269,7 @@ impl AttentionBackend<Host> for CpuBackend {
         let stamp = self.stamps.issue_captured(bucket, limits.num_pool_pages, limits.appends);
         let mut step = Step::new(&self.model, self.num_workers());
         let pool = PoolShape { num_pages: limits.num_pool_pages, page_size: self.model.page_size() };
-        step.set(&Batch::empty(pool), bucket.num_rows);
+        step.set(&Batch::empty(pool), bucket.num_rows, self.isa);
         self.captured.push((StampIssuer::generation(&stamp), step));
         Ok(stamp)
     }
@@ -276,7 +282,7 @@ impl AttentionBackend<Host> for CpuBackend {
         self.check_batch(batch)?;
         let generation = StampIssuer::generation(step);
         let known = self.captured.iter_mut().find(|(known, _)| *known == generation);
-        known.expect("the stamp was checked").1.set(batch, bucket.num_rows);
+        known.expect("the stamp was checked").1.set(batch, bucket.num_rows, self.isa);
         Ok(())
     }
 }

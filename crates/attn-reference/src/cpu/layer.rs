@@ -3,11 +3,10 @@
 //! Workers claim ranges of the plan in turn, so a busy core delays nobody; no result depends on who claims what.
 //! Units of split tiles leave their states in the partials, and a second pass merges them in ascending order.
 
-use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use attn_metadata::plan::{Plan, Tile, Unit};
+use attn_metadata::plan::{Plan, Tile};
 use attn_metadata::{Batch, Layer, Request};
 use kvpool::{HostKv, HostTensor};
 use rayon::prelude::*;
@@ -17,6 +16,7 @@ use super::mask::Visibility;
 use super::merge::{MergeStates, Moments, finish};
 use super::output::Output;
 use super::pack::{PackQueries, PagedRows};
+use super::schedule::{Item, Schedule};
 use super::scratch::{Dims, RowStates, Scratch};
 use super::unit::{UNIT_ROWS, UnitWork, blocks};
 
@@ -25,6 +25,7 @@ pub(crate) struct LayerCall<'a> {
     pub(crate) isa: Isa,
     pub(crate) batch: &'a Batch,
     pub(crate) plan: &'a Plan,
+    pub(crate) schedule: &'a Schedule,
     pub(crate) layer: &'a Layer,
     pub(crate) q: HostTensor<'a>,
     pub(crate) cache: &'a HostKv,
@@ -49,13 +50,8 @@ impl LayerCall<'_> {
         let num_partials = usize::try_from(self.plan.num_partial_rows()).expect("the workspace is in memory");
         partials.grow(num_partials, dims.vo_padded);
         let shared = Mutex::new(&mut *partials);
-        let ranges = self.plan.ranges();
-        // The last ranges hold the longest units of a causal prefill: begin with them.
-        share_out(workers, ranges.len(), |scratch, i| {
-            for unit in self.plan.units(&ranges[ranges.len() - 1 - i]) {
-                self.run_unit(unit, scratch, &shared);
-            }
-        });
+        let items = self.schedule.items();
+        share_out(workers, items.len(), |scratch, i| self.run_item(&items[i], scratch, &shared));
         if num_partials > 0 {
             let partials = &*partials;
             share_out(workers, self.plan.tiles().len(), |scratch, i| {
@@ -85,38 +81,44 @@ impl LayerCall<'_> {
         (0..group).step_by(UNIT_ROWS).map(move |begin| HeadSlice { begin, len: UNIT_ROWS.min(group - begin) })
     }
 
-    fn run_unit(&self, unit: Unit, scratch: &mut Scratch, partials: &Mutex<&mut RowStates>) {
-        let tile = &self.plan.tiles()[unit.tile as usize];
-        let range = tile.chunk(unit.chunk);
+    fn run_item(&self, item: &Item, scratch: &mut Scratch, partials: &Mutex<&mut RowStates>) {
+        let tile = &self.plan.tiles()[item.tile as usize];
         for slice in self.head_slices() {
-            let work = self.unit_work(tile, unit.kv_head, range.start as usize..range.end as usize, slice);
-            self.pack_queries(tile, unit.kv_head, slice, &work, scratch);
+            let work = self.unit_work(tile, item, slice);
+            for kv_head in 0..item.num_kv_heads {
+                self.pack_queries(tile, item, kv_head, slice, &work, scratch);
+            }
             work.run(scratch);
-            if tile.is_split() {
-                let begin = self.partial_row(tile, unit, slice);
-                let mut partials = partials.lock().unwrap_or_else(PoisonError::into_inner);
-                partials.store(begin, &scratch.total, work.num_rows(), work.dims.vo_padded);
-            } else {
-                self.write(tile, unit.kv_head, slice, scratch);
+            let rows = work.rows_per_head();
+            for kv_head in 0..item.num_kv_heads {
+                let first = kv_head as usize * rows;
+                if tile.is_split() {
+                    let begin = self.partial_row(tile, item.kv_head + kv_head, item.chunk, slice);
+                    let mut partials = partials.lock().unwrap_or_else(PoisonError::into_inner);
+                    partials.store(begin, &scratch.total, first..first + rows, work.dims.vo_padded);
+                } else {
+                    self.write(tile, item.kv_head + kv_head, slice, first, scratch);
+                }
             }
         }
     }
 
-    fn partial_row(&self, tile: &Tile, unit: Unit, slice: HeadSlice) -> usize {
-        let row = tile.partial_row(unit.kv_head, unit.chunk, self.layer.heads().group_size());
+    fn partial_row(&self, tile: &Tile, kv_head: u32, chunk: u32, slice: HeadSlice) -> usize {
+        let row = tile.partial_row(kv_head, chunk, self.layer.heads().group_size());
         usize::try_from(row).expect("the workspace is in memory") + slice.begin
     }
 
-    fn unit_work(&self, tile: &Tile, kv_head: u32, range: Range<usize>, slice: HeadSlice) -> UnitWork<'_> {
+    fn unit_work(&self, tile: &Tile, item: &Item, slice: HeadSlice) -> UnitWork<'_> {
         let request = self.request(tile);
         let rows = |plane| PagedRows {
             plane,
             pages: self.batch.pages(request),
             page_size: self.batch.page_size().get(),
-            head: kv_head,
+            head: item.kv_head,
         };
-        let first_head = kv_head as usize * self.group_size() + slice.begin;
-        let tokens = tile.q_begin as usize..(tile.q_begin + tile.q_len) as usize;
+        let first_head = item.kv_head as usize * self.group_size() + slice.begin;
+        let num_kv_heads = item.num_kv_heads as usize;
+        let range = tile.chunk(item.chunk);
         UnitWork {
             isa: self.isa,
             dims: self.dims(),
@@ -130,23 +132,32 @@ impl LayerCall<'_> {
                 custom: self.batch.custom_mask().map(|mask| (mask.bytes(), request.mask_start)),
             },
             softcap: self.layer.softcap(),
-            slopes: self.layer.alibi_slopes().map(|slopes| &slopes[first_head..first_head + slice.len]),
-            tokens,
+            slopes: self.layer.alibi_slopes().map(|all| &all[first_head..first_head + num_kv_heads * slice.len]),
+            tokens: tile.q_begin as usize..(tile.q_begin + tile.q_len) as usize,
+            num_kv_heads,
             heads: slice.len,
-            range,
+            range: range.start as usize..range.end as usize,
         }
     }
 
-    /// Widens, scales and packs the queries of a unit. The scale of K goes in here too.
-    fn pack_queries(&self, tile: &Tile, kv_head: u32, slice: HeadSlice, work: &UnitWork<'_>, scratch: &mut Scratch) {
+    /// Widens, scales and packs the queries of a unit's `kv_head`-th KV head. The scale of K goes in here too.
+    fn pack_queries(
+        &self,
+        tile: &Tile,
+        item: &Item,
+        kv_head: u32,
+        slice: HeadSlice,
+        work: &UnitWork<'_>,
+        scratch: &mut Scratch,
+    ) {
         let Dims { qk, qk_padded, .. } = work.dims;
         let scale = self.layer.sm_scale() * self.cache.format().k_scale();
         let lanes = self.isa.panel() / 2;
         let first_row = (self.request(tile).q_start + tile.q_begin) as usize;
-        let first_head = kv_head as usize * self.group_size() + slice.begin;
+        let first_head = (item.kv_head + kv_head) as usize * self.group_size() + slice.begin;
         let stage = scratch.stage.get_mut(lanes * qk_padded);
-        let queries = scratch.queries.all_mut();
-        for (i, block) in blocks(self.isa, work.num_rows()).enumerate() {
+        let queries = &mut scratch.queries.all_mut()[work.block_start(kv_head as usize, 0)..];
+        for (i, block) in blocks(self.isa, work.rows_per_head()).enumerate() {
             for (row, to) in block.zip(stage.chunks_exact_mut(qk_padded)) {
                 let to = &mut to[..qk];
                 self.q.read(first_row + row / slice.len, first_head + row % slice.len, to);
@@ -165,22 +176,22 @@ impl LayerCall<'_> {
                 let rows = tile.q_len as usize * slice.len;
                 scratch.total.clear(rows, width);
                 for chunk in 0..tile.num_chunks {
-                    let from = self.partial_row(tile, Unit { tile: 0, kv_head, chunk }, slice);
+                    let from = self.partial_row(tile, kv_head, chunk, slice);
                     self.isa.run(MergeStates::new(&mut scratch.total, partials, from, rows, width));
                 }
-                self.write(tile, kv_head, slice, scratch);
+                self.write(tile, kv_head, slice, 0, scratch);
             }
         }
     }
 
-    /// Finishes the states in `scratch.total` and writes them out, token by token.
-    fn write(&self, tile: &Tile, kv_head: u32, slice: HeadSlice, scratch: &mut Scratch) {
+    /// Finishes the states of a KV head in `scratch.total`, from row `first` on, and writes them out token by token.
+    fn write(&self, tile: &Tile, kv_head: u32, slice: HeadSlice, first: usize, scratch: &mut Scratch) {
         let Dims { vo, vo_padded, .. } = self.dims();
         let first_row = (self.request(tile).q_start + tile.q_begin) as usize;
         let first_head = kv_head as usize * self.group_size() + slice.begin;
         let value_scale = self.cache.format().v_scale();
         let RowStates { max, sum, out } = &mut scratch.total;
-        let out = out.all_mut();
+        let (max, sum, out) = (&mut max[first..], &sum[first..], &mut out.all_mut()[first * vo_padded..]);
         for token in 0..tile.q_len as usize {
             for head in 0..slice.len {
                 let row = token * slice.len + head;

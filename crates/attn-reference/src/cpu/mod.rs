@@ -15,6 +15,7 @@ mod output;
 mod pack;
 mod pv;
 mod qk;
+mod schedule;
 mod scratch;
 mod softmax;
 mod unit;

@@ -23,8 +23,8 @@ pub(crate) trait Element: Copy {
 
 impl Element for f32 {
     #[inline(always)]
-    fn widen<S: Simd>(_: S, from: &[f32], to: &mut [f32]) {
-        to[..from.len()].copy_from_slice(from);
+    fn widen<S: Simd>(simd: S, from: &[f32], to: &mut [f32]) {
+        simd.copy(from, to);
     }
 }
 
@@ -73,7 +73,7 @@ struct Walk<'a, E> {
 
 impl<'a, E> Walk<'a, E> {
     #[inline(always)]
-    fn new(rows: PagedRows<'a>, data: &'a [E], position: usize) -> Self {
+    fn new(Run { rows, start: position, .. }: Run<'a>, data: &'a [E]) -> Self {
         let page_size = rows.page_size as usize;
         #[expect(clippy::cast_possible_truncation, reason = "a remainder of a u32")]
         let token = (position % page_size) as u32;
@@ -99,18 +99,23 @@ impl<'a, E> Walk<'a, E> {
 #[inline(always)]
 fn prefetch<S: Simd, E>(simd: S, row: &[E]) {
     for x in row.iter().step_by(64 / size_of::<E>()) {
-        simd.prefetch(x);
+        simd.prefetch_far(x);
     }
 }
 
-/// Packs the keys of positions `start..start + len` into a key tile, and prefetches as many from `ahead.0` on.
-pub(crate) struct PackKeys<'a> {
+/// Consecutive positions of one KV head.
+#[derive(Clone, Copy)]
+pub(crate) struct Run<'a> {
     pub(crate) rows: PagedRows<'a>,
     pub(crate) start: usize,
-    /// 1..=[`KV_TILE`].
     pub(crate) len: usize,
-    /// First position and number of the keys to prefetch.
-    pub(crate) ahead: (usize, usize),
+}
+
+/// Packs up to [`KV_TILE`] keys into a key tile, and asks for those that come next on the way.
+pub(crate) struct PackKeys<'a> {
+    pub(crate) run: Run<'a>,
+    /// No longer than [`KV_TILE`].
+    pub(crate) ahead: Run<'a>,
     /// `[L, dim_padded]`, zeros beyond `head_dim`.
     pub(crate) stage: &'a mut [f32],
     pub(crate) tile: &'a mut [f32],
@@ -118,19 +123,20 @@ pub(crate) struct PackKeys<'a> {
 
 /// As [`PackKeys`], for values.
 pub(crate) struct PackValues<'a> {
-    pub(crate) rows: PagedRows<'a>,
-    pub(crate) start: usize,
-    pub(crate) len: usize,
-    pub(crate) ahead: (usize, usize),
+    pub(crate) run: Run<'a>,
+    pub(crate) ahead: Run<'a>,
     pub(crate) tile: &'a mut [f32],
 }
+
+/// Asks for the vectors of a run, soon to be packed.
+pub(crate) struct Prefetch<'a>(pub(crate) Run<'a>);
 
 impl Kernel for PackKeys<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        match self.rows.plane.data {
+        match self.run.rows.plane.data {
             KvSlice::F32(data) => pack_keys(simd, self, data),
             KvSlice::F16(data) => pack_keys(simd, self, data),
             KvSlice::Bf16(data) => pack_keys(simd, self, data),
@@ -144,7 +150,7 @@ impl Kernel for PackValues<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        match self.rows.plane.data {
+        match self.run.rows.plane.data {
             KvSlice::F32(data) => pack_values(simd, self, data),
             KvSlice::F16(data) => pack_values(simd, self, data),
             KvSlice::Bf16(data) => pack_values(simd, self, data),
@@ -153,19 +159,41 @@ impl Kernel for PackValues<'_> {
     }
 }
 
+impl Kernel for Prefetch<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        match self.0.rows.plane.data {
+            KvSlice::F32(data) => prefetch_run(simd, self.0, data),
+            KvSlice::F16(data) => prefetch_run(simd, self.0, data),
+            KvSlice::Bf16(data) => prefetch_run(simd, self.0, data),
+            KvSlice::Fp8E4m3(data) => prefetch_run(simd, self.0, data),
+        }
+    }
+}
+
+#[inline(always)]
+fn prefetch_run<S: Simd, E>(simd: S, run: Run<'_>, data: &[E]) {
+    let mut walk = Walk::new(run, data);
+    for _ in 0..run.len {
+        prefetch(simd, walk.next());
+    }
+}
+
 #[inline(always)]
 fn pack_keys<S: Simd, E: Element>(simd: S, job: PackKeys<'_>, data: &[E]) {
     let dim_padded = job.stage.len() / S::LANES;
     let dim_rows = dim_padded / S::LANES;
     let tile: &mut [S::Row] = bytemuck::cast_slice_mut(job.tile);
-    let mut walk = Walk::new(job.rows, data, job.start);
-    let mut ahead = Walk::new(job.rows, data, job.ahead.0);
-    for group in 0..job.len.div_ceil(S::LANES) {
+    let (len, num_ahead) = (job.run.len, job.ahead.len);
+    let (mut walk, mut ahead) = (Walk::new(job.run, data), Walk::new(job.ahead, data));
+    for group in 0..len.div_ceil(S::LANES) {
         let first = group * S::LANES;
-        let filled = S::LANES.min(job.len - first);
+        let filled = S::LANES.min(len - first);
         for key in 0..filled {
             E::widen(simd, walk.next(), &mut job.stage[key * dim_padded..(key + 1) * dim_padded]);
-            if first + key < job.ahead.1 {
+            if first + key < num_ahead {
                 prefetch(simd, ahead.next());
             }
         }
@@ -176,8 +204,8 @@ fn pack_keys<S: Simd, E: Element>(simd: S, job: PackKeys<'_>, data: &[E]) {
             simd.transpose(&stage[block..], dim_rows, &mut panel[block * S::LANES * 2..], 2);
         }
     }
-    if job.len.div_ceil(S::LANES) % 2 == 1 {
-        let panel = &mut tile[job.len / (2 * S::LANES) * dim_padded * 2..][..dim_padded * 2];
+    if len.div_ceil(S::LANES) % 2 == 1 {
+        let panel = &mut tile[len / (2 * S::LANES) * dim_padded * 2..][..dim_padded * 2];
         let zero = simd.splat(0.0);
         for row in panel.iter_mut().skip(1).step_by(2) {
             simd.store(zero, row);
@@ -188,9 +216,9 @@ fn pack_keys<S: Simd, E: Element>(simd: S, job: PackKeys<'_>, data: &[E]) {
 #[inline(always)]
 fn pack_values<S: Simd, E: Element>(simd: S, job: PackValues<'_>, data: &[E]) {
     let width = 2 * S::LANES;
-    let mut walk = Walk::new(job.rows, data, job.start);
-    let mut ahead = Walk::new(job.rows, data, job.ahead.0);
-    for key in 0..job.len {
+    let (len, num_ahead) = (job.run.len, job.ahead.len);
+    let (mut walk, mut ahead) = (Walk::new(job.run, data), Walk::new(job.ahead, data));
+    for key in 0..len {
         let row = walk.next();
         for (panel, part) in row.chunks(width).enumerate() {
             let to = &mut job.tile[(panel * KV_TILE + key) * width..][..width];
@@ -199,7 +227,7 @@ fn pack_values<S: Simd, E: Element>(simd: S, job: PackValues<'_>, data: &[E]) {
                 to[part.len()..].fill(0.0);
             }
         }
-        if key < job.ahead.1 {
+        if key < num_ahead {
             prefetch(simd, ahead.next());
         }
     }

@@ -8,6 +8,9 @@ use super::isa::{Isa, Kernel, Simd};
 use super::pack::{KV_TILE, block_rows};
 use super::qk::ScoreRow;
 
+/// How far ahead of their use the rows of a value tile are asked for, in vectors.
+const AHEAD: usize = 32;
+
 /// Adds the weighted values of the given columns to `probs.len()` rows of output.
 pub(crate) struct Accumulate<'a> {
     pub(crate) isa: Isa,
@@ -69,6 +72,8 @@ fn micro<S: Simd, const R: usize>(
         acc[r] = [simd.load(&row[0]), simd.load(&row[1])];
     }
     for n in columns.start..values.len() {
+        simd.prefetch(&values[n][0], AHEAD);
+        simd.prefetch(&values[n][1], AHEAD);
         let v = [simd.load(&values[n][0]), simd.load(&values[n][1])];
         for r in 0..R {
             let x = simd.splat(probs[r][n]);

@@ -7,6 +7,9 @@ use std::ops::Range;
 use super::isa::{Isa, Kernel, Simd};
 use super::pack::{KV_TILE, block_rows};
 
+/// How far ahead of their use the rows of a key tile are asked for, in vectors.
+const AHEAD: usize = 32;
+
 /// Scores of rows against the columns of one key tile.
 pub(crate) type ScoreRow = [f32; KV_TILE];
 
@@ -65,6 +68,8 @@ fn micro<S: Simd, const R: usize>(
 ) {
     let mut acc = [[simd.splat(0.0); 2]; R];
     for (q, k) in queries.iter().zip(keys) {
+        simd.prefetch(&k[0], AHEAD);
+        simd.prefetch(&k[1], AHEAD);
         let k = [simd.load(&k[0]), simd.load(&k[1])];
         for r in 0..R {
             let x = simd.splat(q.as_ref()[r]);

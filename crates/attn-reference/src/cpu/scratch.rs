@@ -1,6 +1,8 @@
 //! Owns the memory of a worker: tiles, scores, outputs and row states, aligned to cache lines, grown only on demand.
 //! Invariant: nothing in it survives from one unit to the next; every part is written before it is read.
 
+use std::ops::Range;
+
 use bytemuck::{Pod, Zeroable};
 
 use super::isa::Isa;
@@ -76,12 +78,12 @@ impl RowStates {
         self.out.grow(rows * width);
     }
 
-    /// Copies the first `rows` rows of `from` to the rows from `begin` on.
-    pub(crate) fn store(&mut self, begin: usize, from: &RowStates, rows: usize, width: usize) {
-        self.max[begin..begin + rows].copy_from_slice(&from.max[..rows]);
-        self.sum[begin..begin + rows].copy_from_slice(&from.sum[..rows]);
-        let out = &mut self.out.all_mut()[begin * width..(begin + rows) * width];
-        out.copy_from_slice(from.out.get(rows * width));
+    /// Copies the rows `rows` of `from` to the rows from `begin` on.
+    pub(crate) fn store(&mut self, begin: usize, from: &RowStates, rows: Range<usize>, width: usize) {
+        self.max[begin..begin + rows.len()].copy_from_slice(&from.max[rows.clone()]);
+        self.sum[begin..begin + rows.len()].copy_from_slice(&from.sum[rows.clone()]);
+        let out = &mut self.out.all_mut()[begin * width..(begin + rows.len()) * width];
+        out.copy_from_slice(&from.out.get(rows.end * width)[rows.start * width..]);
     }
 
     /// Rows that have seen nothing.

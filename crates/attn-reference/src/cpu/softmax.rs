@@ -7,6 +7,10 @@ use std::ops::Range;
 use super::isa::{Kernel, Simd};
 use super::math::{exp, tanh};
 use super::qk::ScoreRow;
+use super::unit::SUPER_ROWS;
+
+/// Most rows of a call: a multiple of every vector's lanes.
+const MAX_ROWS: usize = SUPER_ROWS.next_multiple_of(16);
 
 /// Turns scores into weights relative to the new maximum and updates the states of the rows.
 pub(crate) struct OnlineSoftmax<'a> {
@@ -29,24 +33,32 @@ impl Kernel for OnlineSoftmax<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) -> bool {
         let columns = self.columns.start / S::LANES..self.columns.end.div_ceil(S::LANES);
+        let num_rows = self.scores.len();
+        // One pass a step over all rows: chains of one row are long, rows are independent.
+        let (mut shifts, mut deltas) = ([0.0; MAX_ROWS], [0.0; MAX_ROWS]);
         let mut any = false;
-        for (i, scores) in self.scores.iter_mut().enumerate() {
-            let row: &mut [S::Row] = bytemuck::cast_slice_mut(scores.as_mut_slice());
-            let row = &mut row[columns.clone()];
+        for i in 0..num_rows {
+            let row: &[S::Row] = bytemuck::cast_slice(&self.scores[i]);
             let old = self.max[i];
-            let new = row_max(simd, row, old);
-            let shift = if new == f32::NEG_INFINITY { 0.0 } else { new };
-            let sum = weigh(simd, row, shift);
-            if new == old {
-                self.factors[i] = 1.0;
-                self.sum[i] += sum;
-            } else {
-                let factor = (old - new).exp();
-                any = true;
-                self.factors[i] = factor;
-                self.sum[i] = self.sum[i].mul_add(factor, sum);
-                self.max[i] = new;
+            let new = row_max(simd, &row[columns.clone()], old);
+            shifts[i] = if new == f32::NEG_INFINITY { 0.0 } else { new };
+            deltas[i] = if new == old { 0.0 } else { old - new };
+            any |= new != old;
+            self.max[i] = new;
+        }
+        if any {
+            for x in bytemuck::cast_slice_mut::<f32, S::Row>(&mut deltas) {
+                let factor = exp(simd, simd.load(x));
+                simd.store(factor, x);
             }
+        } else {
+            deltas = [1.0; MAX_ROWS];
+        }
+        self.factors.copy_from_slice(&deltas[..num_rows]);
+        for i in 0..num_rows {
+            let row: &mut [S::Row] = bytemuck::cast_slice_mut(self.scores[i].as_mut_slice());
+            let sum = weigh(simd, &mut row[columns.clone()], shifts[i]);
+            self.sum[i] = self.sum[i].mul_add(deltas[i], sum);
         }
         any
     }
@@ -54,14 +66,22 @@ impl Kernel for OnlineSoftmax<'_> {
 
 #[inline(always)]
 fn row_max<S: Simd>(simd: S, row: &[S::Row], start: f32) -> f32 {
-    let mut max = simd.splat(start);
-    for x in row {
-        max = simd.max(simd.load(x), max);
+    let mut max = [simd.splat(start); 4];
+    let (blocks, rest) = row.as_chunks::<4>();
+    for x in blocks {
+        for (max, x) in max.iter_mut().zip(x) {
+            *max = simd.max(simd.load(x), *max);
+        }
     }
-    simd.reduce_max(max)
+    for x in rest {
+        max[0] = simd.max(simd.load(x), max[0]);
+    }
+    simd.reduce_max(simd.max(simd.max(max[0], max[1]), simd.max(max[2], max[3])))
 }
 
 /// Replaces scores by `exp(score - shift)` and returns their sum.
+///
+/// The sum has one order: vectors in ascending order, then the lanes. Columns that are left out would add zeros.
 #[inline(always)]
 fn weigh<S: Simd>(simd: S, row: &mut [S::Row], shift: f32) -> f32 {
     let shift = simd.splat(shift);

@@ -13,7 +13,7 @@ use std::ops::Range;
 use super::isa::Isa;
 use super::mask::Visibility;
 use super::merge::MergeStates;
-use super::pack::{KV_TILE, PackKeys, PackValues, PagedRows, block_rows};
+use super::pack::{KV_TILE, PackKeys, PackValues, PagedRows, Prefetch, Run, block_rows};
 use super::pv::{Accumulate, Rescale};
 use super::qk::{ScoreRow, Scores};
 use super::scratch::{Dims, Scratch, TileParts};
@@ -23,17 +23,19 @@ use super::softmax::{OnlineSoftmax, Softcap};
 pub(crate) const CHUNK_LEN: usize = 1024;
 
 /// Rows whose scores are in the first-level cache at once; a multiple of every register block.
-pub(crate) const SUPER_ROWS: usize = 24;
+pub(crate) const SUPER_ROWS: usize = 12;
 
 /// Most rows of a unit.
 pub(crate) const UNIT_ROWS: usize = 504;
 
-/// One unit of work. Row `i` is query token `tokens.start + i / heads` and the `i % heads`-th query head.
+/// One unit of work. Its rows: KV head by KV head, in a head token by token, for a token the query heads.
 #[derive(Clone)]
 pub(crate) struct UnitWork<'a> {
     pub(crate) isa: Isa,
     pub(crate) dims: Dims,
+    /// The keys of the first KV head.
     pub(crate) keys: PagedRows<'a>,
+    /// The values of the first KV head.
     pub(crate) values: PagedRows<'a>,
     pub(crate) visibility: Visibility<'a>,
     pub(crate) softcap: Option<f32>,
@@ -41,14 +43,28 @@ pub(crate) struct UnitWork<'a> {
     pub(crate) slopes: Option<&'a [f32]>,
     /// Query tokens, counted in the request.
     pub(crate) tokens: Range<usize>,
-    /// Query heads; `tokens * heads <= UNIT_ROWS`.
+    /// Consecutive KV heads.
+    pub(crate) num_kv_heads: usize,
+    /// Query heads of each KV head.
     pub(crate) heads: usize,
     /// KV positions to attend to; others are left to other units.
     pub(crate) range: Range<usize>,
 }
 
-impl UnitWork<'_> {
+/// Keys that are packed together: a tile of one KV head.
+#[derive(Clone, Copy)]
+struct Step {
+    start: usize,
+    kv_head: usize,
+}
+
+impl<'a> UnitWork<'a> {
     pub(crate) fn num_rows(&self) -> usize {
+        self.num_kv_heads * self.rows_per_head()
+    }
+
+    /// Rows of one KV head.
+    pub(crate) fn rows_per_head(&self) -> usize {
         self.tokens.len() * self.heads
     }
 
@@ -77,69 +93,91 @@ impl UnitWork<'_> {
     }
 
     /// Attends to the keys of one chunk; `last` is one past the last key that the unit will read.
+    ///
+    /// KV heads take turns tile by tile: in most layouts the heads of a token are neighbours, so memory is read in
+    /// long runs.
     fn run_chunk(&self, keys: Range<usize>, last: usize, parts: &mut TileParts<'_>) {
         let mut start = keys.start / KV_TILE * KV_TILE;
         while start < keys.end {
-            // Whole tiles, whatever the union of the rows begins or ends with: only valid keys count.
-            let len = KV_TILE.min(self.visibility.kv_len - start);
-            let next = start + KV_TILE;
-            let ahead = (next, KV_TILE.min(last.saturating_sub(next)));
-            self.pack(start, len, ahead, parts);
-            let mut row = 0;
-            while row < self.num_rows() {
-                let rows = SUPER_ROWS.min(self.num_rows() - row);
-                self.run_rows(start, len, row..row + rows, parts);
-                row += rows;
+            for kv_head in 0..self.num_kv_heads {
+                let next = if kv_head + 1 < self.num_kv_heads {
+                    Step { start, kv_head: kv_head + 1 }
+                } else {
+                    Step { start: start + KV_TILE, kv_head: 0 }
+                };
+                let ahead = if next.start < last { self.runs(next) } else { self.no_runs() };
+                self.run_step(Step { start, kv_head }, ahead, parts);
             }
-            start = next;
+            start += KV_TILE;
         }
     }
 
-    fn pack(&self, start: usize, len: usize, ahead: (usize, usize), parts: &mut TileParts<'_>) {
-        let Dims { qk_padded, .. } = self.dims;
-        let stage = &mut parts.stage[..qk_padded * self.isa.panel() / 2];
-        let tile = &mut *parts.keys;
-        self.isa.run(PackKeys { rows: self.keys, start, len, ahead, stage, tile });
-        let tile = &mut *parts.values;
-        self.isa.run(PackValues { rows: self.values, start, len, ahead, tile });
+    /// One tile of one KV head: packs it, attends, and asks for the next one on the way.
+    fn run_step(&self, step: Step, ahead: [Run<'a>; 2], parts: &mut TileParts<'_>) {
+        let rows_per_head = self.rows_per_head();
+        let num_supers = rows_per_head.div_ceil(SUPER_ROWS);
+        // Packing hides the wait where there is little else to do, the arithmetic where there is much.
+        let is_bound_by_memory = num_supers <= 2;
+        let runs = self.runs(step);
+        self.pack(runs, if is_bound_by_memory { ahead } else { self.no_runs() }, parts);
+        for i in 0..num_supers {
+            let first = i * SUPER_ROWS;
+            let local = first..(first + SUPER_ROWS).min(rows_per_head);
+            self.run_rows(step, runs[0].len, local, parts);
+            if !is_bound_by_memory {
+                for run in ahead {
+                    let part = run.len * i / num_supers..run.len * (i + 1) / num_supers;
+                    self.isa.run(Prefetch(Run { start: run.start + part.start, len: part.len(), ..run }));
+                }
+            }
+        }
     }
 
-    /// One tile for a few rows.
-    fn run_rows(&self, start: usize, len: usize, rows: Range<usize>, parts: &mut TileParts<'_>) {
-        let tokens = self.token_of(rows.start)..self.token_of(rows.end - 1) + 1;
-        let first = self.visibility.columns(tokens.start, start, len);
-        let last = self.visibility.columns(tokens.end - 1, start, len);
-        // Both ends of a row's columns ascend with the token.
-        let union = first.start..last.end;
+    /// The keys and values of a step. Whole tiles, wherever the rows' ranges begin or end: only valid keys count.
+    fn runs(&self, step: Step) -> [Run<'a>; 2] {
+        let kv_head = u32::try_from(step.kv_head).expect("a head of the unit");
+        let len = KV_TILE.min(self.visibility.kv_len - step.start);
+        [self.keys, self.values].map(|rows| {
+            let rows = PagedRows { head: rows.head + kv_head, ..rows };
+            Run { rows, start: step.start, len }
+        })
+    }
+
+    fn no_runs(&self) -> [Run<'a>; 2] {
+        [self.keys, self.values].map(|rows| Run { rows, start: 0, len: 0 })
+    }
+
+    fn pack(&self, runs: [Run<'a>; 2], ahead: [Run<'a>; 2], parts: &mut TileParts<'_>) {
+        let stage = &mut parts.stage[..self.dims.qk_padded * self.isa.panel() / 2];
+        self.isa.run(PackKeys { run: runs[0], ahead: ahead[0], stage, tile: &mut *parts.keys });
+        self.isa.run(PackValues { run: runs[1], ahead: ahead[1], tile: &mut *parts.values });
+    }
+
+    /// One step for a few of the rows of its KV head.
+    fn run_rows(&self, step: Step, len: usize, local: Range<usize>, parts: &mut TileParts<'_>) {
+        let (first, last) = (self.token_of(local.start), self.token_of(local.end - 1));
+        let (low, high) = (self.visibility.columns(first, step.start, len), self.visibility.columns(last, step.start, len));
+        // Both ends of a token's columns ascend with the token.
+        let (union, common) = (low.start..high.end, high.start..low.end);
         if union.is_empty() {
             return;
         }
-        let common = last.start..first.end;
-        let scores = &mut parts.scores[..rows.len()];
         let panel = self.isa.panel();
-        let panels = union.start / panel..union.end.div_ceil(panel);
-        let columns = panels.start * panel..panels.end * panel;
+        let columns = union.start / panel * panel..union.end.next_multiple_of(panel);
+        let is_whole = common == columns && self.visibility.custom.is_none();
+        let scores = &mut parts.scores[..local.len()];
         self.isa.run(Scores {
             isa: self.isa,
-            queries: &parts.queries[self.block_start(rows.start)..],
+            queries: &parts.queries[self.block_start(step.kv_head, local.start)..],
             keys: parts.keys,
             dim: self.dims.qk,
             dim_padded: self.dims.qk_padded,
-            panels,
+            panels: columns.start / panel..columns.end / panel,
             scores,
         });
-        if let Some(cap) = self.softcap {
-            self.isa.run(Softcap { scores, columns: columns.clone(), cap });
-        }
-        if let Some(slopes) = self.slopes {
-            self.add_alibi(slopes, start, rows.clone(), columns.clone(), scores);
-        }
-        let is_whole = common == columns && self.visibility.custom.is_none();
-        if !is_whole {
-            for (row, scores) in rows.clone().zip(scores.iter_mut()) {
-                self.visibility.mask_row(self.token_of(row), start, scores);
-            }
-        }
+        self.adjust(step, local.clone(), columns.clone(), !is_whole, scores);
+        let offset = step.kv_head * self.rows_per_head();
+        let rows = offset + local.start..offset + local.end;
         let mut factors = [0.0; SUPER_ROWS];
         let factors = &mut factors[..rows.len()];
         let (max, sum) = (&mut parts.chunk.max[rows.clone()], &mut parts.chunk.sum[rows.clone()]);
@@ -153,7 +191,22 @@ impl UnitWork<'_> {
         if is_whole {
             self.isa.run(Accumulate { isa: self.isa, probs: scores, values, columns: common, out });
         } else {
-            self.accumulate_masked(start, len, rows, scores, values, out);
+            self.accumulate_masked(step.start, len, local, scores, values, out);
+        }
+    }
+
+    /// What comes between q·k and the softmax: softcap, `ALiBi`, masks.
+    fn adjust(&self, step: Step, local: Range<usize>, columns: Range<usize>, mask: bool, scores: &mut [ScoreRow]) {
+        if let Some(cap) = self.softcap {
+            self.isa.run(Softcap { scores, columns: columns.clone(), cap });
+        }
+        if let Some(slopes) = self.slopes {
+            self.add_alibi(&slopes[step.kv_head * self.heads..], step.start, local.clone(), columns, scores);
+        }
+        if mask {
+            for (row, scores) in local.zip(scores) {
+                self.visibility.mask_row(self.token_of(row), step.start, scores);
+            }
         }
     }
 
@@ -170,7 +223,8 @@ impl UnitWork<'_> {
     ) {
         let width = self.dims.vo_padded;
         let (first, last) = (self.token_of(rows.start), self.token_of(rows.end - 1));
-        let (low, high) = (self.visibility.columns(last, start, len).start, self.visibility.columns(first, start, len).end);
+        let low = self.visibility.columns(last, start, len).start;
+        let high = self.visibility.columns(first, start, len).end;
         let common = if self.visibility.custom.is_some() || low >= high { len..len } else { low..high };
         let rows_of = |token: usize| {
             let begin = (token - self.tokens.start) * self.heads;
@@ -221,17 +275,24 @@ impl UnitWork<'_> {
         }
     }
 
-    fn token_of(&self, row: usize) -> usize {
-        self.tokens.start + row / self.heads
+    /// The query token of a row, counted in its KV head.
+    fn token_of(&self, local: usize) -> usize {
+        self.tokens.start + local / self.heads
     }
 
-    /// Index in the query blocks of the block that begins with `row`, a multiple of [`SUPER_ROWS`].
-    fn block_start(&self, row: usize) -> usize {
-        row / self.isa.max_rows() * self.dims.qk_padded * self.isa.panel() / 2
+    /// Where the query blocks from a row on begin; the row is a multiple of [`SUPER_ROWS`] in its KV head.
+    pub(crate) fn block_start(&self, kv_head: usize, local: usize) -> usize {
+        let block = kv_head * num_blocks(self.isa, self.rows_per_head()) + local / self.isa.max_rows();
+        block * self.dims.qk_padded * self.isa.panel() / 2
     }
 }
 
-/// The register blocks of a unit's rows, in order: first row and number of rows.
+/// Register blocks of the rows of a KV head.
+pub(crate) fn num_blocks(isa: Isa, rows: usize) -> usize {
+    blocks(isa, rows).count()
+}
+
+/// The register blocks of the rows of a KV head, in order.
 pub(crate) fn blocks(isa: Isa, rows: usize) -> impl Iterator<Item = Range<usize>> {
     let mut start = 0;
     std::iter::from_fn(move || {

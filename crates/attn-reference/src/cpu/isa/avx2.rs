@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use std::arch::x86_64::{
-    __m256, _CMP_LT_OQ, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEAREST_INT, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch,
+    __m256, _CMP_LT_OQ, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEAREST_INT, _MM_HINT_T0, _MM_HINT_T1, _mm_loadu_si128, _mm_prefetch,
     _mm256_add_epi32, _mm256_add_ps, _mm256_and_ps, _mm256_andnot_ps, _mm256_blendv_ps, _mm256_castsi256_ps,
     _mm256_cmp_ps, _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_cvtps_epi32, _mm256_div_ps, _mm256_fmadd_ps,
     _mm256_loadu_ps, _mm256_max_ps, _mm256_mul_ps, _mm256_or_ps, _mm256_permute2f128_ps, _mm256_round_ps,
@@ -110,6 +110,16 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn copy(self, from: &[f32], to: &mut [f32]) {
+        let (blocks, rest) = from.as_chunks::<8>();
+        let (to_blocks, to_rest) = to.split_at_mut(blocks.len() * 8);
+        for (from, to) in blocks.iter().zip(to_blocks.as_chunks_mut::<8>().0) {
+            self.store(self.load(from), to);
+        }
+        rest.iter().zip(to_rest).for_each(|(x, y)| *y = *x);
+    }
+
+    #[inline(always)]
     fn widen_f16(self, from: &[f16], to: &mut [f32]) {
         let (blocks, rest) = from.as_chunks::<8>();
         let (to_blocks, to_rest) = to.split_at_mut(blocks.len() * 8);
@@ -139,9 +149,15 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn prefetch<T>(self, x: &T) {
-        // SAFETY: a prefetch has no effect but on caches, and the pointer is a reference's.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(x).cast()) }
+    fn prefetch<T>(self, x: &T, ahead: usize) {
+        // SAFETY: a prefetch has no effect but on caches and may be given any address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(x).wrapping_add(ahead).cast()) }
+    }
+
+    #[inline(always)]
+    fn prefetch_far<T>(self, x: &T) {
+        // SAFETY: a prefetch has no effect but on caches and may be given any address.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(std::ptr::from_ref(x).cast()) }
     }
 }
 

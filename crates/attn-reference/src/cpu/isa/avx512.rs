@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use std::arch::x86_64::{
-    __m512, _CMP_LT_OQ, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEAREST_INT, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch,
+    __m512, _CMP_LT_OQ, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEAREST_INT, _MM_HINT_T0, _MM_HINT_T1, _mm_loadu_si128, _mm_prefetch,
     _mm256_loadu_si256, _mm512_abs_ps, _mm512_add_ps, _mm512_and_si512, _mm512_castpd_ps, _mm512_castps_pd,
     _mm512_castps_si512, _mm512_castsi512_ps, _mm512_cmp_ps_mask, _mm512_cmpeq_epi32_mask, _mm512_cvtepu8_epi32,
     _mm512_cvtepu16_epi32, _mm512_cvtph_ps, _mm512_div_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_mask_blend_ps,
@@ -112,6 +112,16 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn copy(self, from: &[f32], to: &mut [f32]) {
+        let (blocks, rest) = from.as_chunks::<16>();
+        let (to_blocks, to_rest) = to.split_at_mut(blocks.len() * 16);
+        for (from, to) in blocks.iter().zip(to_blocks.as_chunks_mut::<16>().0) {
+            self.store(self.load(from), to);
+        }
+        rest.iter().zip(to_rest).for_each(|(x, y)| *y = *x);
+    }
+
+    #[inline(always)]
     fn widen_f16(self, from: &[f16], to: &mut [f32]) {
         let (blocks, rest) = from.as_chunks::<16>();
         let (to_blocks, to_rest) = to.split_at_mut(blocks.len() * 16);
@@ -148,9 +158,15 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn prefetch<T>(self, x: &T) {
-        // SAFETY: a prefetch has no effect but on caches, and the pointer is a reference's.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(x).cast()) }
+    fn prefetch<T>(self, x: &T, ahead: usize) {
+        // SAFETY: a prefetch has no effect but on caches and may be given any address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(x).wrapping_add(ahead).cast()) }
+    }
+
+    #[inline(always)]
+    fn prefetch_far<T>(self, x: &T) {
+        // SAFETY: a prefetch has no effect but on caches and may be given any address.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(std::ptr::from_ref(x).cast()) }
     }
 }
 

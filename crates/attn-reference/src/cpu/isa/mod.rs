@@ -63,14 +63,18 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// Transposes a block of `LANES` x `LANES`: row `i` is read at `from[i * from_stride]` and becomes column `i` of the
     /// rows written at `to[j * to_stride]`.
     fn transpose(self, from: &[Self::Row], from_stride: usize, to: &mut [Self::Row], to_stride: usize);
+    /// Copies `from` to the first elements of `to`.
+    fn copy(self, from: &[f32], to: &mut [f32]);
     /// Widens `from` to the first elements of `to`.
     fn widen_f16(self, from: &[f16], to: &mut [f32]);
     /// Widens `from` to the first elements of `to`.
     fn widen_bf16(self, from: &[bf16], to: &mut [f32]);
     /// Widens FP8 E4M3 codes to the first elements of `to`.
     fn widen_fp8(self, from: &[u8], to: &mut [f32]);
-    /// Asks for the cache line of `x`, soon to be read.
-    fn prefetch<T>(self, x: &T);
+    /// Asks the first-level cache for the line that is `ahead` elements after `x`; it need not be valid memory.
+    fn prefetch<T>(self, x: &T, ahead: usize);
+    /// Asks the second-level cache for the line of `x`.
+    fn prefetch_far<T>(self, x: &T);
 }
 
 /// A piece of work compiled for every instruction set.

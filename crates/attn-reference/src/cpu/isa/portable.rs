@@ -133,6 +133,11 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    fn copy(self, from: &[f32], to: &mut [f32]) {
+        to[..from.len()].copy_from_slice(from);
+    }
+
+    #[inline(always)]
     fn widen_f16(self, from: &[f16], to: &mut [f32]) {
         from.iter().zip(to).for_each(|(x, y)| *y = x.to_f32());
     }
@@ -148,5 +153,8 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn prefetch<T>(self, _: &T) {}
+    fn prefetch<T>(self, _: &T, _: usize) {}
+
+    #[inline(always)]
+    fn prefetch_far<T>(self, _: &T) {}
 }

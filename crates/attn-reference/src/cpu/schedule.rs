@@ -1,0 +1,70 @@
+//! Owns the order and the size of the work items of a plan: (query tile, some KV heads, chunk).
+//!
+//! KV heads of one item take turns tile by tile, which reads memory in longer runs; so an item takes as many heads as
+//! leave enough items for all workers. No result depends on any choice made here.
+
+use attn_metadata::plan::{Plan, Tile};
+
+use super::isa::Isa;
+use super::unit::{UNIT_ROWS, num_blocks};
+
+/// Items for each worker that balance well enough.
+const ITEMS_PER_WORKER: u64 = 6;
+
+/// Work that one worker does at a time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Item {
+    pub(crate) tile: u32,
+    pub(crate) chunk: u32,
+    /// First KV head.
+    pub(crate) kv_head: u32,
+    pub(crate) num_kv_heads: u32,
+    cost: u64,
+}
+
+/// The items of a plan, the costly ones first.
+#[derive(Debug, Default)]
+pub(crate) struct Schedule {
+    items: Vec<Item>,
+}
+
+impl Schedule {
+    pub(crate) fn items(&self) -> &[Item] {
+        &self.items
+    }
+
+    /// Cuts a plan anew. Reuses memory.
+    pub(crate) fn update(&mut self, plan: &Plan, isa: Isa, num_workers: usize) {
+        self.items.clear();
+        let all_heads = plan.group().heads.num_kv_heads;
+        let pairs: u64 = plan.tiles().iter().map(|tile| u64::from(tile.num_chunks)).sum();
+        // Blocks of heads that each (tile, chunk) should be cut into.
+        let wanted = (num_workers as u64 * ITEMS_PER_WORKER).div_ceil(pairs.max(1));
+        let wanted = if num_workers == 1 { 1 } else { wanted };
+        for (index, tile) in (0u32..).zip(plan.tiles()) {
+            let balanced = u64::from(all_heads).div_ceil(wanted);
+            let heads = u32::try_from(balanced).map_or(1, |n| n.min(heads_that_fit(plan, tile, isa)));
+            self.add(plan, tile, index, heads);
+        }
+        self.items.sort_unstable_by_key(|item| (std::cmp::Reverse(item.cost), item.tile, item.kv_head, item.chunk));
+    }
+
+    fn add(&mut self, plan: &Plan, tile: &Tile, index: u32, heads: u32) {
+        let all_heads = plan.group().heads.num_kv_heads;
+        for kv_head in (0..all_heads).step_by(heads as usize) {
+            let num_kv_heads = heads.min(all_heads - kv_head);
+            for chunk in 0..tile.num_chunks {
+                let cost = plan.unit_cost(tile, chunk) * u64::from(num_kv_heads);
+                self.items.push(Item { tile: index, chunk, kv_head, num_kv_heads, cost });
+            }
+        }
+    }
+}
+
+/// KV heads that an item may hold: its rows and its query blocks fit in the scratch.
+fn heads_that_fit(plan: &Plan, tile: &Tile, isa: Isa) -> u32 {
+    let rows = tile.q_len as usize * plan.group().heads.group_size() as usize;
+    let by_rows = UNIT_ROWS / rows;
+    let by_blocks = UNIT_ROWS / isa.max_rows() / num_blocks(isa, rows.min(UNIT_ROWS));
+    u32::try_from(by_rows.min(by_blocks).max(1)).expect("at most the rows of a unit")
+}
