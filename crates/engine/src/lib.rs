@@ -1,1 +1,18 @@
-//! Placeholder.
+//! Attention backends put to work.
+//!
+//! [`backends`] lists what there is and makes one by name. [`serve`] is the step loop of an engine over it, `model` a
+//! runner for Llama-family models. The rest is what the `attn` command is made of: [`demo`], [`replay`] of single
+//! attention problems from files, [`bench`], [`doctor`], and [`report`], which turns all of that into text.
+#![forbid(unsafe_code)]
+
+pub mod backends;
+pub mod bench;
+pub mod demo;
+pub mod doctor;
+pub mod lm;
+#[cfg(feature = "model")]
+pub mod model;
+pub mod replay;
+pub mod report;
+pub mod sample;
+pub mod serve;

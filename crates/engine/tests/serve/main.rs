@@ -132,7 +132,9 @@ fn every_single_failure_of_the_pool_leaves_a_step_that_can_be_tried_again() {
     for nth in 0.. {
         let mut model = Toy::new(Some(20));
         let mut session = Session::new(&model, &config(1, 240)).unwrap();
-        specs.iter().for_each(|s| drop(session.submit(s.clone()).unwrap()));
+        for spec in &specs {
+            session.submit(spec.clone()).unwrap();
+        }
         session.table().pool().set_failure_plan(Some(FailurePlan::nth(nth)));
         let mut num_failures = 0;
         loop {
@@ -159,10 +161,12 @@ fn a_failing_model_leaves_a_step_that_can_be_tried_again() {
     for nth in 0..12 {
         let mut model = Toy::new(Some(20));
         let mut session = Session::new(&model, &config(4, 60)).unwrap();
-        specs.iter().for_each(|s| drop(session.submit(s.clone()).unwrap()));
+        for spec in &specs {
+            session.submit(spec.clone()).unwrap();
+        }
         model.fail_in = Some(nth);
         let error = session.run_to_end(&mut model, &mut |_| {}).unwrap_err();
-        assert_eq!(error.to_string(), "the model's forward pass failed");
+        assert_eq!(error.to_string(), "a matrix product failed");
         session.table().audit().unwrap();
         model.fail_in = None;
         session.run_to_end(&mut model, &mut |_| {}).unwrap();

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::cast_precision_loss)]
 
 use attn_metadata::{HeadShape, Layer, LayerParams};
-use engine::serve::{LanguageModel, LayerAttention, ModelError, ModelInput};
+use engine::lm::{ForwardError, LanguageModel, LayerAttention, Logits, ModelInput};
 
 const HIDDEN: usize = 32;
 const HEADS: HeadShape = HeadShape::new(4, 2, 8);
@@ -58,16 +58,11 @@ impl LanguageModel for Toy {
         MAX_LEN
     }
 
-    fn forward(
-        &mut self,
-        input: ModelInput<'_>,
-        attention: &mut dyn LayerAttention,
-        logits: &mut Vec<f32>,
-    ) -> Result<(), ModelError> {
+    fn forward(&mut self, input: ModelInput<'_>, attention: &mut dyn LayerAttention) -> Result<Logits, ForwardError> {
         if let Some(left) = &mut self.fail_in {
             match left.checked_sub(1) {
                 Some(fewer) => *left = fewer,
-                None => return Err(ModelError::Forward("told to fail".into())),
+                None => return Err(ForwardError::Product("told to fail".into())),
             }
         }
         let mut hidden = Vec::new();
@@ -79,12 +74,12 @@ impl LanguageModel for Toy {
         for (layer, [q, k, v, o]) in self.weights.iter().enumerate() {
             let (q, k, v) = (product(&hidden, q), product(&hidden, k), product(&hidden, v));
             let mut out = vec![f32::NAN; q.len()];
-            attention.attend(layer, &q, &k, &v, &mut out)?;
+            let attended = attention.attend(layer, &q, &k, &v, &mut out);
+            attended.map_err(|source| ForwardError::Attention { layer, source })?;
             hidden.iter_mut().zip(product(&out, o)).for_each(|(h, d)| *h += d);
         }
         let picked: Vec<f32> =
             input.logit_rows.iter().flat_map(|&row| hidden[row * HIDDEN..][..HIDDEN].to_vec()).collect();
-        *logits = product(&picked, &self.embedding);
-        Ok(())
+        Ok(Logits::new(product(&picked, &self.embedding), VOCAB))
     }
 }

@@ -1,0 +1,54 @@
+//! Every attention backend of this build, one row each, and how one is made by name.
+//!
+//! The order is the preference of `auto`. A new backend is a row here and a line in `Cargo.toml`; nothing else of this
+//! crate names a backend.
+
+use attn_metadata::{BackendConfig, BackendEntry, BoxedBackend, Host, Registry, SelectError, Selection};
+
+/// The rows, in order of preference.
+const ROWS: &[fn() -> BackendEntry<Host>] = &[
+    attn_reference::cpu::entry,
+    attn_reference::oracle::entry,
+    // new backends: one row each, above this line
+];
+
+/// The backends that run in main memory.
+#[must_use]
+pub fn host_registry() -> Registry<Host> {
+    Registry::new(ROWS.iter().map(|row| row()).collect())
+}
+
+/// Chooses and makes a backend: `choice` is a name, a pair `"prefill,decode"` or `"auto"`.
+///
+/// # Errors
+/// [`SelectError`], with the reasons of every backend that does not fit.
+pub fn create_backend(
+    choice: &str,
+    config: &BackendConfig<Host>,
+) -> Result<(BoxedBackend<Host>, Selection), SelectError> {
+    host_registry().create(choice, config)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn names_are_distinct_lower_case_and_have_no_comma() {
+        let registry = host_registry();
+        let names: HashSet<_> = registry.entries().iter().map(|entry| entry.name).collect();
+        assert_eq!(names.len(), registry.entries().len());
+        for name in names {
+            assert!(!name.contains([',', ' ']) && name != "auto" && name == name.to_lowercase(), "{name:?}");
+        }
+    }
+
+    #[test]
+    fn auto_prefers_the_cpu_backend_and_never_takes_the_oracle() {
+        let entries = host_registry().entries().to_vec();
+        assert_eq!(entries[0].name, "cpu");
+        assert!(entries.iter().any(|entry| entry.name == "oracle" && !entry.auto));
+    }
+}

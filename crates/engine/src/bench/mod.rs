@@ -1,0 +1,28 @@
+//! Measurements: workloads from JSON on a host backend, ceilings of the machine, the planner, a peer, and charts.
+//!
+//! Every time comes with a check of the result: a row of figures whose `rel_err` is off says nothing. FLOPs count
+//! visible (query, key) pairs only, bytes count q, out and the visible KV once.
+
+mod ceilings;
+mod cpu;
+mod measure;
+mod peer;
+mod planner;
+mod plot;
+mod problem;
+mod results;
+mod truth;
+mod work;
+mod workload;
+
+pub use ceilings::{Ceilings, gemm_gflops, read_gbs};
+pub use cpu::{BenchError, CpuOptions, compare, cpu_workloads, workloads_named};
+pub use measure::{Measured, Reps, Subject, median};
+pub use peer::{PeerError, run_peer};
+pub use planner::{PlannerRow, measure_planner};
+pub use plot::{PlotError, plot};
+pub use problem::{ProblemError, problem_of};
+pub use results::{Environment, Ratio, ResultRow, Results};
+pub use truth::{SampleRows, relative_error};
+pub use work::Work;
+pub use workload::{KvWidth, Workload, WorkloadError, parse_workloads};

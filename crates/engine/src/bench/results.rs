@@ -1,0 +1,122 @@
+//! Results as JSON: what `attn bench` writes and what charts are made from.
+
+use serde::{Deserialize, Serialize};
+
+use super::ceilings::Ceilings;
+use super::measure::Measured;
+use super::planner::PlannerRow;
+use super::work::Work;
+
+/// A run.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Results {
+    /// Where it ran.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub environment: Option<Environment>,
+    /// What the machine can do at best.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ceilings: Option<Ceilings>,
+    /// One row for each workload and system.
+    pub results: Vec<ResultRow>,
+    /// Times ÷ ours, where a peer ran beside us.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ratios: Vec<Ratio>,
+    /// Planning times.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub planner: Vec<PlannerRow>,
+}
+
+/// Where a run took place.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Environment {
+    /// The processor.
+    pub cpu: String,
+    /// Its instruction set, as the CPU backend uses it.
+    pub isa: String,
+    /// Worker threads.
+    pub threads: usize,
+    /// `release` or `debug`.
+    pub build: String,
+    /// Rounds that the medians are over.
+    pub rounds: usize,
+}
+
+/// One workload on one system.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ResultRow {
+    /// The workload.
+    pub workload: String,
+    /// The system: a backend of ours, or a peer's name.
+    pub peer: String,
+    /// Median time of a call.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ms: Option<f64>,
+    /// Median time of planning.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub plan_us: Option<f64>,
+    /// Rate over visible pairs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tflops: Option<f64>,
+    /// Rate over q, out and visible KV.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gbs: Option<f64>,
+    /// Share of the matrix ceiling, 1 is all of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub of_matmul: Option<f64>,
+    /// Share of the read ceiling, 1 is all of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub of_read: Option<f64>,
+    /// Relative error against float64 on one head.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rel_err: Option<f64>,
+    /// Why it was not run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub skipped: Option<String>,
+}
+
+/// A peer's time over ours for one workload; above 1 we are faster.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Ratio {
+    /// The workload.
+    pub workload: String,
+    /// The peer.
+    pub peer: String,
+    /// Its median time ÷ our median time.
+    pub ratio: f64,
+    /// The ratio in each round.
+    #[serde(default)]
+    pub rounds: Vec<f64>,
+}
+
+impl ResultRow {
+    /// A row of figures.
+    #[must_use]
+    pub fn measured(workload: &str, system: &str, figures: &Measured, ceilings: Option<&Ceilings>) -> Self {
+        let row = Self::timed(workload, system, figures.ms, figures.work, ceilings);
+        Self { plan_us: Some(figures.plan_us), rel_err: Some(figures.rel_err), ..row }
+    }
+
+    /// A row of a time for known work.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "rates for people")]
+    pub fn timed(workload: &str, system: &str, ms: f64, work: Work, ceilings: Option<&Ceilings>) -> Self {
+        let tflops = work.flops as f64 / ms / 1e9;
+        let gbs = work.bytes as f64 / ms / 1e6;
+        Self {
+            workload: workload.to_owned(),
+            peer: system.to_owned(),
+            ms: Some(ms),
+            tflops: Some(tflops),
+            gbs: Some(gbs),
+            of_matmul: ceilings.and_then(|c| c.matmul_tflops).map(|roof| tflops / roof),
+            of_read: ceilings.map(|c| gbs / c.read_gbs),
+            ..Self::default()
+        }
+    }
+
+    /// A row without figures.
+    #[must_use]
+    pub fn skipped(workload: &str, system: &str, why: String) -> Self {
+        Self { workload: workload.to_owned(), peer: system.to_owned(), skipped: Some(why), ..Self::default() }
+    }
+}

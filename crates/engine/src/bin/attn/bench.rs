@@ -1,0 +1,227 @@
+//! `attn bench`: measuring, and drawing what was measured.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use attn_metadata::HostDevice;
+use attn_reference::cpu::Isa;
+use engine::bench::{
+    Ceilings, CpuOptions, Environment, Reps, Results, Workload, compare, cpu_workloads, measure_planner,
+    parse_workloads, plot, problem_of, workloads_named,
+};
+use engine::doctor;
+use engine::replay::{Call, record};
+use engine::report::Table;
+
+use super::{Failure, Outcome, failure, output};
+
+/// Requests of the batches that the planner is timed with.
+const PLANNED_REQUESTS: [usize; 2] = [64, 1024];
+/// Plans timed.
+const PLAN_REPS: usize = 201;
+/// Errors above this mean a wrong result, whatever the dtype.
+const MAX_REL_ERR: f64 = 0.06;
+
+/// Options of `bench`.
+#[derive(Debug, clap::Args)]
+#[command(group = clap::ArgGroup::new("what").required(true).args(["cpu", "workloads", "plot"]))]
+pub struct Args {
+    /// Measure the CPU backend's four workloads, the machine's ceilings and the planner
+    #[arg(long)]
+    cpu: bool,
+    /// Measure the workloads of this JSON file
+    #[arg(long, value_name = "FILE")]
+    workloads: Option<PathBuf>,
+    /// Draw the results of this JSON file; needs --out
+    #[arg(long, value_name = "RESULTS", requires = "out")]
+    plot: Option<PathBuf>,
+    /// Where the chart goes (SVG)
+    #[arg(long, value_name = "FILE", requires = "plot")]
+    out: Option<PathBuf>,
+    /// Write the results here too
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Attention backend: a name, a pair "prefill,decode", or "auto"
+    #[arg(long, value_name = "NAME", default_value = "cpu")]
+    attention_backend: String,
+    /// Worker threads
+    #[arg(long, value_name = "N", default_value = "2", value_parser = threads)]
+    threads: usize,
+    /// Only workloads whose name contains this
+    #[arg(long, value_name = "TEXT")]
+    filter: Option<String>,
+    /// Rounds; medians are over the rounds' medians
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    rounds: usize,
+    /// Leave the machine's ceilings out; measuring them takes a few seconds and 1 GiB
+    #[arg(long)]
+    no_ceilings: bool,
+    /// Write each workload as a replay file into this directory instead of measuring it
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["json", "peer_cmd"])]
+    record: Option<PathBuf>,
+    /// A peer to alternate rounds with: a command that takes the path of its JSON results as the last argument, as
+    /// "python3 bench/cpu_peer.py --threads 2 --json"
+    #[arg(long, value_name = "CMD", requires = "cpu")]
+    peer_cmd: Option<String>,
+}
+
+/// A number of threads, for clap.
+pub fn threads(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(number @ 1..=1024) => Ok(number),
+        _ => Err("expected a number from 1 to 1024".to_owned()),
+    }
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> Result<Outcome> {
+    if let (Some(results), Some(out)) = (&args.plot, &args.out) {
+        return draw(results, out);
+    }
+    let workloads = workloads_named(workloads(args)?, args.filter.as_deref());
+    if workloads.is_empty() {
+        return Err(Failure::usage("--filter matches no workload").into());
+    }
+    if let Some(dir) = &args.record {
+        return record_all(&workloads, dir);
+    }
+    let results = measure(args, &workloads)?;
+    if let Some(path) = &args.json {
+        write_json(path, &results)?;
+    }
+    output::write(&shown(&results))?;
+    let is_wrong = |error: &f64| error.is_nan() || *error > MAX_REL_ERR;
+    let wrong = results.results.iter().any(|row| row.rel_err.as_ref().is_some_and(is_wrong));
+    Ok(if wrong { Outcome::CheckFailed } else { Outcome::Success })
+}
+
+fn workloads(args: &Args) -> Result<Vec<Workload>> {
+    let Some(file) = &args.workloads else { return Ok(cpu_workloads()?) };
+    let path = || file.display().to_string();
+    let text = fs::read_to_string(file).map_err(Failure::input).with_context(path)?;
+    parse_workloads(&text).map_err(Failure::input).with_context(path)
+}
+
+fn record_all(workloads: &[Workload], dir: &Path) -> Result<Outcome> {
+    let name = || format!("cannot write to {}", dir.display());
+    fs::create_dir_all(dir).map_err(Failure::input).with_context(name)?;
+    for workload in workloads {
+        if workload.kind == "mla" {
+            failure::say(&format!("workload {}: kind mla has no replay file yet, left out", workload.name));
+            continue;
+        }
+        let workload_name = || format!("workload {}", workload.name);
+        let problem = problem_of(workload, 0, doctor::available_memory_bytes());
+        let problem = problem.map_err(Failure::input).with_context(workload_name)?;
+        let bytes = record(&Call::from(&problem)).with_context(workload_name)?;
+        let path = dir.join(format!("{}.safetensors", workload.name));
+        fs::write(&path, bytes).map_err(Failure::input).with_context(name)?;
+        output::write(&format!("{}\n", path.display()))?;
+    }
+    Ok(Outcome::Success)
+}
+
+fn measure(args: &Args, workloads: &[Workload]) -> Result<Results> {
+    let spinner = output::spinner();
+    spinner.set_message("measuring the machine's ceilings");
+    let options = CpuOptions {
+        choice: args.attention_backend.clone(),
+        threads: args.threads,
+        rounds: args.rounds,
+        reps: Reps { min: 5, max: 15, budget: Duration::from_secs(1) },
+        peer: args.peer_cmd.clone(),
+        ceilings: (!args.no_ceilings).then(|| Ceilings::measure(args.threads)),
+    };
+    let results = compare(workloads, &options, &mut |what| spinner.set_message(what.to_owned()));
+    let mut results = results.map_err(Failure::input)?;
+    if args.cpu {
+        spinner.set_message("timing the planner");
+        let device = HostDevice { num_threads: Some(args.threads) };
+        for num_requests in PLANNED_REQUESTS {
+            let row = measure_planner(&args.attention_backend, device, num_requests, PLAN_REPS);
+            results.planner.push(row.map_err(Failure::input)?);
+        }
+    }
+    spinner.finish_and_clear();
+    results.environment = Some(Environment {
+        cpu: doctor::cpu_model(),
+        isa: Isa::detect().name().to_owned(),
+        threads: args.threads,
+        build: doctor::build_profile().to_owned(),
+        rounds: args.rounds,
+    });
+    Ok(results)
+}
+
+fn write_json(path: &Path, results: &Results) -> Result<()> {
+    let text = serde_json::to_string_pretty(results).context("cannot write JSON")?;
+    fs::write(path, text + "\n").map_err(Failure::input).with_context(|| format!("cannot write {}", path.display()))
+}
+
+fn draw(results: &Path, out: &Path) -> Result<Outcome> {
+    let path = || results.display().to_string();
+    let text = fs::read_to_string(results).map_err(Failure::input).with_context(path)?;
+    let results: Results = serde_json::from_str(&text).map_err(Failure::input).with_context(path)?;
+    let svg = plot(&results).map_err(Failure::input).with_context(path)?;
+    fs::write(out, svg).map_err(Failure::input).with_context(|| format!("cannot write {}", out.display()))?;
+    Ok(Outcome::Success)
+}
+
+/// The results for people.
+fn shown(results: &Results) -> String {
+    let mut text = String::new();
+    if let Some(e) = &results.environment {
+        text.push_str(&format!(
+            "{}, {}, {} threads, {} rounds, {} build\n",
+            e.cpu, e.isa, e.threads, e.rounds, e.build
+        ));
+    }
+    if let Some(Ceilings { read_gbs, matmul_tflops }) = results.ceilings {
+        let gemm = matmul_tflops.map_or("not measured in this build".to_owned(), |t| format!("{:.1} GFLOP/s", t * 1e3));
+        text.push_str(&format!("ceilings: memory read {read_gbs:.1} GB/s, f32 matrix product {gemm}\n"));
+    }
+    let on_terminal = output::is_terminal();
+    text.push_str(&rows(results).to_text(on_terminal));
+    if !results.ratios.is_empty() {
+        let mut table = Table::new(&["workload", "peer", "peer's time / ours", "rounds"]);
+        for ratio in &results.ratios {
+            let rounds: Vec<String> = ratio.rounds.iter().map(|x| format!("{x:.2}")).collect();
+            let cells = [ratio.workload.clone(), ratio.peer.clone(), format!("{:.3}", ratio.ratio), rounds.join(" ")];
+            table.push(cells.to_vec());
+        }
+        text.push_str(&table.to_text(on_terminal));
+    }
+    if !results.planner.is_empty() {
+        let mut table = Table::new(&["planner: requests", "kv_len", "fill and check us", "plan us", "both us"]);
+        for row in &results.planner {
+            let times = [row.set_us, row.prepare_us, row.total_us].map(|us| format!("{us:.1}"));
+            table.push([row.num_requests.to_string(), row.kv_len.to_string()].into_iter().chain(times).collect());
+        }
+        text.push_str(&table.to_text(on_terminal));
+    }
+    text
+}
+
+fn rows(results: &Results) -> Table {
+    let header = ["workload", "system", "ms", "GFLOP/s", "of gemm", "GB/s", "of read", "plan us", "rel err", "skipped"];
+    let mut table = Table::new(&header);
+    let number = |value: Option<f64>, digits: usize| value.map_or("-".to_owned(), |x| format!("{x:.digits$}"));
+    let percent = |value: Option<f64>| value.map_or("-".to_owned(), |x| format!("{:.0}%", x * 100.0));
+    for row in &results.results {
+        table.push(vec![
+            row.workload.clone(),
+            row.peer.clone(),
+            number(row.ms, 3),
+            number(row.tflops.map(|t| t * 1e3), 1),
+            percent(row.of_matmul),
+            number(row.gbs, 1),
+            percent(row.of_read),
+            number(row.plan_us, 1),
+            row.rel_err.map_or("-".to_owned(), |x| format!("{x:.1e}")),
+            row.skipped.clone().unwrap_or_default(),
+        ]);
+    }
+    table
+}

@@ -1,0 +1,26 @@
+//! `attn demo`: the mixed batch on every backend.
+
+use anyhow::Result;
+use engine::backends::host_registry;
+use engine::demo::Demo;
+
+use super::{Outcome, output};
+
+/// Options of `demo`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> Result<Outcome> {
+    let demo = Demo::run(&host_registry()).map_err(anyhow::Error::from_boxed)?;
+    if args.json {
+        output::write_json(&demo)?;
+    } else {
+        output::write(&demo.to_text())?;
+    }
+    Ok(if demo.passed() { Outcome::Success } else { Outcome::CheckFailed })
+}

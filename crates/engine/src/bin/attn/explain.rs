@@ -1,0 +1,123 @@
+//! `attn explain`: how a backend plans a batch.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+use attn_metadata::{HeadShape, HostDevice};
+use engine::bench::{Workload, parse_workloads};
+use engine::report::{ExplainRequest, Explained, explain};
+use kvpool::{Dtype, KvDtype};
+use serde_json::json;
+
+use super::{Failure, Outcome, output};
+
+/// Options of `explain`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Query tokens of each request, as 1,1,512
+    #[arg(long, value_name = "N,...", value_delimiter = ',', required_unless_present = "workload")]
+    q_lens: Vec<u32>,
+    /// KV tokens of each request, the new ones included
+    #[arg(long, value_name = "N,...", value_delimiter = ',', required_unless_present = "workload")]
+    kv_lens: Vec<u32>,
+    /// Query heads and KV heads
+    #[arg(long, value_name = "Q,KV", value_delimiter = ',', num_args = 1, default_value = "32,8")]
+    heads: Vec<u32>,
+    /// Head width
+    #[arg(long, value_name = "N", default_value_t = 128)]
+    dim: u32,
+    /// Tokens in a page
+    #[arg(long, value_name = "N", default_value_t = 16)]
+    page_size: u32,
+    /// Tokens in the sliding window, the query's own included; 0: no window
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    window: u32,
+    /// Dtype of q: f32, f16 or bf16
+    #[arg(long, value_name = "DTYPE", default_value = "f32")]
+    dtype: Dtype,
+    /// Dtype of the stored KV: f32, f16, bf16 or fp8_e4m3
+    #[arg(long, value_name = "DTYPE", default_value = "f32")]
+    kv_dtype: KvDtype,
+    /// A workload of this file instead
+    #[arg(long, value_name = "FILE", requires = "name", conflicts_with_all = ["q_lens", "kv_lens"])]
+    workload: Option<PathBuf>,
+    /// Which workload of the file
+    #[arg(long, requires = "workload")]
+    name: Option<String>,
+    /// Attention backend: a name, a pair "prefill,decode", or "auto"
+    #[arg(long, value_name = "NAME", default_value = "auto")]
+    attention_backend: String,
+    /// Worker threads; default: all
+    #[arg(long, value_name = "N", value_parser = super::bench::threads)]
+    threads: Option<usize>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> Result<Outcome> {
+    let request = match (&args.workload, &args.name) {
+        (Some(file), Some(name)) => workload_request(args, &find(file, name)?)?,
+        _ => lengths_request(args)?,
+    };
+    let Explained { selection, plan } = explain(&request).map_err(Failure::input)?;
+    if args.json {
+        let rejected: Vec<_> =
+            selection.rejected.iter().map(|r| json!({"name": r.name, "reasons": r.reasons})).collect();
+        let chosen = json!({"extend": selection.extend, "decode": selection.decode, "rejected": rejected});
+        output::write_json(&json!({"selection": chosen, "plan": plan}))?;
+    } else {
+        output::write(&format!("backend {selection}\n\n{plan}"))?;
+    }
+    Ok(Outcome::Success)
+}
+
+fn find(file: &Path, name: &str) -> Result<Workload> {
+    let path = || file.display().to_string();
+    let text = fs::read_to_string(file).map_err(Failure::input).with_context(path)?;
+    let workloads = parse_workloads(&text).map_err(Failure::input).with_context(path)?;
+    let names: Vec<String> = workloads.iter().map(|workload| workload.name.clone()).collect();
+    let found = workloads.into_iter().find(|workload| workload.name == name);
+    Ok(found.ok_or_else(|| {
+        Failure::usage(format!("{}: there is no workload {name:?}; there are: {}", path(), names.join(", ")))
+    })?)
+}
+
+fn lengths_request(args: &Args) -> Result<ExplainRequest> {
+    let &[num_qo_heads, num_kv_heads] = &args.heads[..] else {
+        return Err(Failure::usage("--heads needs two numbers, query heads and KV heads, as 32,8").into());
+    };
+    Ok(ExplainRequest {
+        q_lens: args.q_lens.clone(),
+        kv_lens: args.kv_lens.clone(),
+        heads: HeadShape::new(num_qo_heads, num_kv_heads, args.dim),
+        page_size: args.page_size,
+        window_left: args.window.checked_sub(1),
+        q_dtype: args.dtype,
+        kv_dtype: args.kv_dtype,
+        choice: args.attention_backend.clone(),
+        device: HostDevice { num_threads: args.threads },
+    })
+}
+
+fn workload_request(args: &Args, workload: &Workload) -> Result<ExplainRequest> {
+    if workload.kind == "mla" {
+        return Err(
+            Failure::usage(format!("workload {} is of kind mla, which no backend runs yet", workload.name)).into()
+        );
+    }
+    let ([num_qo_heads, num_kv_heads], [head_dim_qk, head_dim_vo]) = (workload.heads, workload.dim.widths());
+    Ok(ExplainRequest {
+        q_lens: workload.q_lens.clone(),
+        kv_lens: workload.kv_lens.clone(),
+        heads: HeadShape { num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo },
+        page_size: workload.page,
+        window_left: workload.window_left(),
+        q_dtype: workload.activation_dtype().map_err(Failure::input)?,
+        kv_dtype: workload.stored_dtype().map_err(Failure::input)?,
+        choice: args.attention_backend.clone(),
+        device: HostDevice { num_threads: args.threads },
+    })
+}

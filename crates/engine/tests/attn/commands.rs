@@ -1,0 +1,154 @@
+//! What each command prints and how it refuses.
+
+use std::io::Read;
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+use crate::support::{attn, attn_ok, fresh_dir, refused};
+
+const EXPLAIN: [&str; 7] = ["explain", "--q-lens", "1,1,512", "--kv-lens", "4096,77,512", "--page-size", "16"];
+
+fn json(args: &[&str]) -> Value {
+    serde_json::from_str(&attn_ok(args)).unwrap()
+}
+
+#[test]
+fn the_demo_prints_the_mixed_batch_and_every_backend_is_exact() {
+    let text = attn_ok(&["demo"]);
+    let lines: Vec<&str> = text.lines().collect();
+    let expected = [
+        "mixed batch: A prefills 6 tokens, B finds 4 in the prefix cache and computes 3, C holds 8 and decodes 1",
+        "16 query heads, 8 KV heads, dim 128, page size 1, f32",
+        "cu_seqlens_q [0, 6, 9, 10]",
+        "cache_seqlens [6, 7, 9]",
+        "page table",
+        "  A [0, 1, 2, 3, 4, 5]",
+        "  B [6, 7, 8, 9, 20, 21, 22]",
+        "  C [50, 51, 52, 53, 54, 55, 56, 57, 58]",
+        "out_loc [0, 1, 2, 3, 4, 5, 20, 21, 22, 58]",
+        "last indices [5, 8, 9]",
+        "max error against dense causal attention in float64 (at most 1e-6)",
+    ];
+    assert_eq!(lines[..expected.len()], expected);
+    for (line, name) in lines[expected.len()..].iter().zip(["cpu", "oracle"]) {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        assert!(words[0] == name && words[2] == "ok" && words[1].parse::<f64>().unwrap() <= 1e-6, "{line}");
+    }
+    let demo = json(&["demo", "--json"]);
+    assert_eq!(demo["out_loc"], serde_json::json!([0, 1, 2, 3, 4, 5, 20, 21, 22, 58]));
+    assert!(demo["backends"].as_array().unwrap().iter().all(|backend| backend["passed"] == true));
+}
+
+#[test]
+fn backends_and_doctor_list_every_backend() {
+    let rows = json(&["backends", "--json"]);
+    let names: Vec<&str> = rows.as_array().unwrap().iter().map(|row| row["name"].as_str().unwrap()).collect();
+    assert_eq!(names[..2], ["cpu", "oracle"]);
+    let text = attn_ok(&["backends"]);
+    for word in ["cpu", "oracle", "head dims", "window", "fp8_e4m3", "graphs"] {
+        assert!(text.contains(word), "{word} is not in {text}");
+    }
+    let doctor = json(&["doctor", "--json"]);
+    assert_eq!(doctor["backends"].as_array().unwrap().len(), names.len());
+    assert!(doctor["threads"].as_u64().unwrap() >= 1);
+    assert!(attn_ok(&["doctor"]).contains("this build has no CUDA backend yet"));
+}
+
+#[test]
+fn a_plan_is_explained_with_the_selection() {
+    let text = attn_ok(&EXPLAIN);
+    assert!(text.starts_with("backend cpu\n  not oracle: chosen only by name\n"), "{text}");
+    assert!(text.contains("request 2: q 512, kv 512"), "{text}");
+    let explained = json(&[&EXPLAIN[..], &["--attention-backend", "oracle,cpu", "--window", "64", "--json"]].concat());
+    assert_eq!(explained["selection"]["extend"], "oracle");
+    assert_eq!(explained["selection"]["decode"], "cpu");
+    assert!(explained["plan"]["groups"][0]["mask"].as_str().unwrap().contains("window_left 63"));
+}
+
+#[test]
+fn a_workload_of_a_file_is_explained_by_name() {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../bench/workloads.json");
+    let text = attn_ok(&["explain", "--workload", file, "--name", "decode-skew"]);
+    assert!(text.contains("16 requests"), "{text}");
+    let lines = refused(&attn(&["explain", "--workload", file, "--name", "nothing"]), 2, 1);
+    assert!(lines[0].contains("decode-skew"), "{}", lines[0]);
+    refused(&attn(&["explain", "--workload", file, "--name", "mla-128h-1x32768"]), 2, 1);
+    refused(&attn(&["explain", "--workload", "no-such-file.json", "--name", "a"]), 2, 1);
+}
+
+#[test]
+fn usage_errors_are_one_line_and_exit_2() {
+    let cases: &[&[&str]] = &[
+        &["bogus"],
+        &["demo", "--bogus"],
+        &["replay"],
+        &["replay", "a.safetensors"],
+        &["replay", "a.safetensors", "--out-dir", env!("CARGO_TARGET_TMPDIR"), "--threads", "0"],
+        &["bench"],
+        &["bench", "--cpu", "--plot", "a.json", "--out", "b.svg"],
+        &["bench", "--cpu", "--filter", "no such workload"],
+        &["bench", "--workloads", "no-such-file.json"],
+        &["explain"],
+        &["explain", "--q-lens", "1,1", "--kv-lens", "4"],
+        &["explain", "--q-lens", "", "--kv-lens", "4"],
+        &["explain", "--q-lens", "-1", "--kv-lens", "4"],
+        &["explain", "--q-lens", "4294967295", "--kv-lens", "4294967295"],
+        &["explain", "--q-lens", "1", "--kv-lens", "4294967295", "--page-size", "1"],
+        &["explain", "--q-lens", "1", "--kv-lens", "4", "--page-size", "0"],
+        &["explain", "--q-lens", "1", "--kv-lens", "4", "--heads", "32"],
+        &["explain", "--q-lens", "1", "--kv-lens", "4", "--heads", "32,5"],
+        &["explain", "--q-lens", "1", "--kv-lens", "4", "--heads", "0,0"],
+        &["explain", "--q-lens", "1", "--kv-lens", "4", "--dim", "0"],
+        &["explain", "--q-lens", "1", "--kv-lens", "4", "--dtype", "f64"],
+        &["explain", "--q-lens", "1", "--kv-lens", "4", "--attention-backend", "cuda"],
+        &["explain", "--q-lens", "1", "--kv-lens", "4", "--attention-backend", "cpu,,cpu"],
+    ];
+    for args in cases {
+        let lines = refused(&attn(args), 2, 1);
+        assert!(!lines[0].contains("error: error"), "{}", lines[0]);
+    }
+    let lines = refused(&attn(&["explain", "--q-lens", "1", "--kv-lens", "4", "--attention-backend", "cuda"]), 2, 1);
+    assert!(lines[0].contains("there are: auto, cpu, oracle"), "{}", lines[0]);
+}
+
+#[test]
+fn help_and_version_go_to_stdout() {
+    assert!(attn_ok(&["--help"]).contains("replay"));
+    assert!(attn_ok(&["replay", "--help"]).contains("--cache-out"));
+    assert_eq!(attn_ok(&["--version"]).trim(), concat!("attn ", env!("CARGO_PKG_VERSION")));
+}
+
+#[test]
+fn a_closed_pipe_is_not_a_panic() {
+    for command in ["demo", "backends", "doctor", "--help"] {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_attn"))
+            .arg(command)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        drop(child.stdout.take());
+        let mut stderr = String::new();
+        child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
+        assert!(child.wait().unwrap().success(), "{command}: {stderr}");
+        assert_eq!(stderr, "", "{command}");
+    }
+}
+
+#[cfg(not(feature = "model"))]
+#[test]
+fn a_build_without_the_model_runner_says_so() {
+    let lines = refused(&attn(&["generate", "--model", "x.gguf", "--prompt", "y"]), 2, 1);
+    assert_eq!(lines[0], "error: this build has no model runner: rebuild with `--features model`");
+}
+
+#[test]
+fn files_of_a_command_that_cannot_be_written_are_named() {
+    let dir = fresh_dir("unwritable");
+    let blocked = dir.join("file");
+    std::fs::write(&blocked, "x").unwrap();
+    let inside = blocked.join("dir");
+    let lines = refused(&attn(&["replay", "a.safetensors", "--out-dir", inside.to_str().unwrap()]), 2, 1);
+    assert!(lines[0].contains("--out-dir"), "{}", lines[0]);
+}
