@@ -2,10 +2,11 @@
 //!
 //! [`Model::open`] reads everything that a file holds. The parts are usable alone: [`GgufFile`]
 //! knows no models, [`Tokenizer`] no weights, and [`Llama`] no attention; it asks the caller's
-//! [`LayerAttention`] for that, which is where this workspace's backends come in.
+//! [`LayerAttention`](crate::lm::LayerAttention) for that, which is where this workspace's backends come in.
 //!
 //! ```no_run
-//! use engine::model::{LayerAttention, Message, Model, SpecialTokens};
+//! use engine::lm::{LanguageModel as _, LayerAttention, ModelInput};
+//! use engine::model::{Message, Model, SpecialTokens};
 //! use engine::sample::{Sampler, SamplingParams};
 //!
 //! fn answer(question: &str, attention: &mut impl LayerAttention) -> Result<String, Box<dyn std::error::Error>> {
@@ -18,7 +19,8 @@
 //!     let (mut answer, mut position) = (String::new(), 0);
 //!     loop {
 //!         let positions: Vec<u32> = (position..).take(tokens.len()).collect();
-//!         let logits = model.llama.forward(&tokens, &positions, &[tokens.len() - 1], attention)?;
+//!         let input = ModelInput { tokens: &tokens, positions: &positions, logit_rows: &[tokens.len() - 1] };
+//!         let logits = model.llama.forward(input, attention)?;
 //!         let choice = sampler.sample(logits.row(0).ok_or("no logits")?)?;
 //!         if model.tokenizer.is_end(choice.token) {
 //!             return Ok(answer + &text.finish());
@@ -44,7 +46,7 @@ use std::path::Path;
 pub use chat::{ChatError, ChatTemplate, Message};
 pub use config::{ConfigError, ModelConfig};
 pub use gguf::{GgufError, GgufFile};
-pub use llama::{ForwardError, LayerAttention, Llama, Logits};
+pub use llama::Llama;
 pub use tokenizer::{SpecialTokens, StreamDecoder, Tokenizer, TokenizerError};
 
 /// Why a model cannot be loaded.
@@ -60,6 +62,9 @@ pub enum ModelError {
     /// The tokenizer.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
+    /// The attention layers.
+    #[error(transparent)]
+    Attention(#[from] attn_metadata::LayerError),
     /// The chat template.
     #[error(transparent)]
     Chat(#[from] ChatError),

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use attn_metadata::{AttentionBackend, Host, Io, Kv, Layer, Prepared, RunError};
 use kvpool::{HostKv, HostTensor, HostTensorMut, ShapeError};
 
-use super::model::LayerAttention;
+use crate::lm::LayerAttention;
 
 /// One step's attention: the plan, and each layer's pages.
 pub(super) struct PagedAttention<'a> {

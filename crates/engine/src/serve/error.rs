@@ -3,8 +3,8 @@
 use attn_metadata::{BatchError, ModelSpecError, PrepareError, SelectError};
 use kvpool::{FormatError, ShapeError};
 
-use super::model::ModelError;
 use super::request::RequestId;
+use crate::lm::ForwardError;
 use crate::sample::SampleError;
 
 /// A session that cannot be made.
@@ -93,7 +93,7 @@ pub enum StepError {
     Prepare(#[from] PrepareError),
     /// The model failed.
     #[error(transparent)]
-    Model(#[from] ModelError),
+    Model(#[from] ForwardError),
     /// A token could not be chosen.
     #[error("{id}: no token could be chosen")]
     Sample {

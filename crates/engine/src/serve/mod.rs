@@ -6,12 +6,11 @@
 //! ```
 //!
 //! A [`Session`] owns all of it but the model. The model knows no page and the backend no model: they meet in
-//! [`LayerAttention`]. Everything is deterministic given the order of the calls.
+//! [`LayerAttention`](crate::lm::LayerAttention). Everything is deterministic given the order of the calls.
 
 mod attention;
 mod error;
 mod job;
-mod model;
 mod request;
 mod scheduler;
 mod session;
@@ -19,7 +18,6 @@ mod stats;
 mod step;
 
 pub use error::{ServeError, StepError, SubmitError};
-pub use model::{LanguageModel, LayerAttention, ModelError, ModelInput};
 pub use request::{Completion, Event, FinishReason, RequestId, RequestSpec};
 pub use scheduler::SchedulerConfig;
 pub use session::{Session, SessionConfig};

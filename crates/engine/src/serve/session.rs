@@ -10,12 +10,12 @@ use page_table::PageTable;
 
 use super::error::{ServeError, StepError, SubmitError};
 use super::job::Job;
-use super::model::LanguageModel;
 use super::request::{Completion, Event, FinishReason, RequestId, RequestSpec};
 use super::scheduler::{Pages as _, Scheduler, SchedulerConfig};
 use super::stats::Stats;
 use super::step::{StepBuffers, TablePages};
 use crate::backends::create_backend;
+use crate::lm::LanguageModel;
 use crate::sample::Sampler;
 
 /// How a session is made.
@@ -37,7 +37,7 @@ pub struct SessionConfig {
 
 /// Requests over one model, one pool and one backend.
 pub struct Session {
-    pub(super) vocab_size: usize,
+    vocab_size: usize,
     max_len: usize,
     pub(super) backend: BoxedBackend<Host>,
     selection: Selection,

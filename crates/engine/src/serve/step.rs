@@ -8,10 +8,10 @@ use page_table::{PageTable, SeqId, StepTables};
 use super::attention::PagedAttention;
 use super::error::StepError;
 use super::job::Job;
-use super::model::{LanguageModel, ModelInput};
 use super::request::{Event, FinishReason};
 use super::scheduler::{Pages, Scheduler, Share};
 use super::session::Session;
+use crate::lm::{LanguageModel, Logits, ModelInput};
 use crate::sample::Sampler;
 
 /// What a step fills; kept, so that a warm step does not allocate.
@@ -25,7 +25,6 @@ pub(super) struct StepBuffers {
     logit_rows: Vec<usize>,
     /// The running request of each logit row.
     sampled: Vec<usize>,
-    logits: Vec<f32>,
 }
 
 impl Session {
@@ -45,8 +44,8 @@ impl Session {
             return Ok(false);
         }
         self.take_pages()?;
-        let result = self.run(model, begin);
-        match result.and_then(|()| self.sample(on_event)) {
+        let logits = self.run(model, begin);
+        match logits.and_then(|logits| self.sample(&logits, on_event)) {
             Ok(()) => Ok(true),
             Err(error) => {
                 self.give_pages_back();
@@ -85,7 +84,7 @@ impl Session {
         }
     }
 
-    fn run(&mut self, model: &mut dyn LanguageModel, begin: Instant) -> Result<(), StepError> {
+    fn run(&mut self, model: &mut dyn LanguageModel, begin: Instant) -> Result<Logits, StepError> {
         let Self { scheduler, table, step, backend, caches, stats, .. } = self;
         table.step_tables(&step.appends, &mut step.tables)?;
         step.batch.set(&RawBatch::from_tables(&step.tables))?;
@@ -94,17 +93,17 @@ impl Session {
         let planned = Instant::now();
         let mut attention = PagedAttention { backend: &mut **backend, step: &prepared, caches, time: Duration::ZERO };
         let input = ModelInput { tokens: &step.tokens, positions: &step.positions, logit_rows: &step.logit_rows };
-        model.forward(input, &mut attention, &mut step.logits)?;
+        let logits = model.forward(input, &mut attention)?;
         stats.attention_time += attention.time;
         stats.host_time += planned - begin;
         stats.model_time += planned.elapsed();
-        Ok(())
+        Ok(logits)
     }
 
     /// Chooses a token for each request whose tokens are all computed, then counts the step as done.
-    fn sample(&mut self, on_event: &mut dyn FnMut(Event)) -> Result<(), StepError> {
-        let Self { scheduler, step, stats, vocab_size, .. } = self;
-        let rows = step.logits.chunks_exact(*vocab_size);
+    fn sample(&mut self, logits: &Logits, on_event: &mut dyn FnMut(Event)) -> Result<(), StepError> {
+        let Self { scheduler, step, stats, .. } = self;
+        let rows = logits.rows();
         // A draw that fails must not leave other requests' generators advanced.
         for (&index, row) in step.sampled.iter().zip(rows.clone()) {
             let id = scheduler.running[index].id;
@@ -162,7 +161,6 @@ impl StepBuffers {
             positions: Vec::new(),
             logit_rows: Vec::new(),
             sampled: Vec::new(),
-            logits: Vec::new(),
         }
     }
 

@@ -60,13 +60,16 @@ impl Cases {
         for (place, (case, completion)) in self.prompts.iter().zip(completions).enumerate() {
             let smallest = case.margins.iter().copied().fold(f32::INFINITY, f32::min);
             match case.first_difference(completion) {
-                None => println!(
-                    "ok    prompt {place}: {} tokens, smallest margin {smallest:.3}",
-                    completion.tokens.len()
-                ),
+                None => {
+                    println!("ok    prompt {place}: {} tokens, smallest margin {smallest:.3}", completion.tokens.len());
+                }
                 Some(position) => {
                     num_failed += 1;
-                    println!("FAIL  prompt {place} ({:?}): {}", case.prompt, case.describe(model, completion, position));
+                    println!(
+                        "FAIL  prompt {place} ({:?}): {}",
+                        case.prompt,
+                        case.describe(model, completion, position)
+                    );
                 }
             }
         }

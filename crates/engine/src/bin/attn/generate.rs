@@ -139,7 +139,7 @@ fn encode(model: &Model, text: &str, args: &Args) -> Result<Vec<u32>> {
     if args.chat || args.system.is_some() {
         return chat_tokens(model, args.system.as_deref(), text);
     }
-    model.tokenizer.encode(text, SpecialTokens::AsText).map_err(Failure::input)
+    Ok(model.tokenizer.encode(text, SpecialTokens::AsText).map_err(Failure::input)?)
 }
 
 /// A user's message (after a system message, where given) in the model's chat template.
@@ -150,7 +150,7 @@ pub fn chat_tokens(model: &Model, system: Option<&str>, text: &str) -> Result<Ve
     let mut messages: Vec<Message> = system.map(|text| Message::new("system", text)).into_iter().collect();
     messages.push(Message::user(text));
     let text = template.render(&messages, true).map_err(Failure::input)?;
-    model.tokenizer.encode(&text, SpecialTokens::Parse).map_err(Failure::input)
+    Ok(model.tokenizer.encode(&text, SpecialTokens::Parse).map_err(Failure::input)?)
 }
 
 fn requests(args: &Args, model: &Model, cases: Option<&Cases>, prompts: &[Vec<u32>]) -> Vec<RequestSpec> {
@@ -177,9 +177,7 @@ fn session_config(args: &Args, requests: &[RequestSpec]) -> Result<SessionConfig
         KvDtype::F32 => KvFormat::F32,
         KvDtype::F16 => KvFormat::F16,
         KvDtype::Bf16 => KvFormat::Bf16,
-        KvDtype::Fp8E4m3 => {
-            KvFormat::Fp8E4m3(KvScales::new(serving.k_scale, serving.v_scale).map_err(Failure::input)?)
-        }
+        KvDtype::Fp8E4m3 => KvFormat::Fp8E4m3(KvScales::new(serving.k_scale, serving.v_scale).map_err(Failure::input)?),
     };
     Ok(SessionConfig {
         page_size,

@@ -1,6 +1,6 @@
 //! A Llama-family decoder: everything but attention.
 //!
-//! [`Llama::forward`] runs a packed batch of tokens through all layers and hands Q, K and V of each
+//! [`Llama`]'s forward pass runs a packed batch of tokens through all layers and hands Q, K and V of each
 //! layer to the caller's [`LayerAttention`]. The model knows nothing of requests, pages or caches;
 //! tokens of any number of requests may lie side by side, in any order, as long as the positions
 //! say where each one is.
@@ -16,116 +16,15 @@ mod weights;
 
 use std::io::{Read, Seek};
 
+use attn_metadata::{HeadShape, LayerError, LayerParams};
+
 use super::ModelError;
 use super::config::ModelConfig;
 use super::gguf::GgufFile;
+use crate::lm::{ForwardError, LanguageModel, LayerAttention, Logits, ModelInput};
 use linear::Linear;
 use ops::{RopeTable, add, rms_norm, silu_mul};
 use weights::{Layer, Weights};
-
-/// Attention as the model sees it: one call for each layer, in order.
-pub trait LayerAttention {
-    /// Why attention failed.
-    type Error: std::error::Error + Send + Sync + 'static;
-
-    /// Attends over what the caller keeps of earlier tokens and this batch's own K and V.
-    ///
-    /// `q` `[T, num_qo_heads, head_dim]` and `k` `[T, num_kv_heads, head_dim]` are rotated, `v`
-    /// `[T, num_kv_heads, head_dim]` is as projected; all packed f32, in the order of the batch's
-    /// tokens. Writes all of `out` `[T, num_qo_heads, head_dim]`.
-    ///
-    /// # Errors
-    /// Any; the forward pass stops and returns it with the layer's number.
-    fn attend(&mut self, layer: usize, q: &[f32], k: &[f32], v: &[f32], out: &mut [f32]) -> Result<(), Self::Error>;
-}
-
-/// Why a forward pass failed.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ForwardError<E: std::error::Error + Send + Sync + 'static> {
-    /// Not one position for each token.
-    #[error("the batch has {num_tokens} tokens and {num_positions} positions")]
-    Positions {
-        /// Tokens given.
-        num_tokens: usize,
-        /// Positions given.
-        num_positions: usize,
-    },
-    /// A token id that the vocabulary does not have.
-    #[error("token {token} at row {row} is outside the {vocab_size} tokens of the vocabulary")]
-    Token {
-        /// Row in the batch.
-        row: usize,
-        /// The id.
-        token: u32,
-        /// Number of token ids.
-        vocab_size: usize,
-    },
-    /// A position beyond what the model was trained for.
-    #[error("position {position} at row {row} is outside the model's context of {context_length} tokens")]
-    Position {
-        /// Row in the batch.
-        row: usize,
-        /// The position.
-        position: u32,
-        /// Longest sequence of the model.
-        context_length: usize,
-    },
-    /// Logits asked for a row that the batch does not have.
-    #[error("logits were asked for row {row} of a batch of {num_tokens} tokens")]
-    LogitRow {
-        /// The row.
-        row: usize,
-        /// Tokens in the batch.
-        num_tokens: usize,
-    },
-    /// The caller's attention failed.
-    #[error("attention failed in layer {layer}")]
-    Attention {
-        /// The layer.
-        layer: usize,
-        /// The caller's error.
-        source: E,
-    },
-    /// A matrix product failed.
-    #[error("a matrix product failed")]
-    Product {
-        /// The tensor library's reason.
-        source: candle_core::Error,
-    },
-}
-
-impl<E: std::error::Error + Send + Sync + 'static> From<candle_core::Error> for ForwardError<E> {
-    fn from(source: candle_core::Error) -> Self {
-        Self::Product { source }
-    }
-}
-
-/// Logits of the rows that were asked for.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Logits {
-    data: Vec<f32>,
-    vocab_size: usize,
-}
-
-impl Logits {
-    /// Number of rows.
-    #[must_use]
-    pub fn num_rows(&self) -> usize {
-        self.data.len() / self.vocab_size
-    }
-
-    /// The logits `[vocab_size]` of the `index`-th row asked for, or `None` past the last.
-    #[must_use]
-    pub fn row(&self, index: usize) -> Option<&[f32]> {
-        self.data.chunks_exact(self.vocab_size).nth(index)
-    }
-
-    /// The rows in the order in which they were asked for.
-    pub fn rows(&self) -> impl ExactSizeIterator<Item = &[f32]> {
-        self.data.chunks_exact(self.vocab_size)
-    }
-}
 
 /// Buffers that a forward pass reuses. Shapes are those of the last batch.
 #[derive(Debug, Default)]
@@ -150,6 +49,8 @@ struct Scratch {
 #[derive(Debug)]
 pub struct Llama {
     config: ModelConfig,
+    /// What each layer's attention computes.
+    attention: Vec<attn_metadata::Layer>,
     weights: Weights,
     scratch: Scratch,
 }
@@ -166,8 +67,9 @@ impl Llama {
         config: ModelConfig,
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<Self, ModelError> {
+        let attention = vec![attention_layer(&config)?; config.num_layers];
         let weights = Weights::load(file, &config, progress)?;
-        Ok(Self { config, weights, scratch: Scratch::default() })
+        Ok(Self { config, attention, weights, scratch: Scratch::default() })
     }
 
     /// The configuration that it was loaded with.
@@ -176,46 +78,34 @@ impl Llama {
         &self.config
     }
 
-    /// Runs a packed batch: `tokens[i]` at `positions[i]` of its sequence. Returns logits for the
-    /// rows in `logit_rows` (indices into the batch, any order, repeats allowed), in that order.
-    ///
-    /// # Errors
-    /// When the arrays contradict each other or the model, checked before anything is computed; or
-    /// when attention fails.
-    pub fn forward<A: LayerAttention>(
+    fn run(
         &mut self,
-        tokens: &[u32],
-        positions: &[u32],
-        logit_rows: &[usize],
-        attention: &mut A,
-    ) -> Result<Logits, ForwardError<A::Error>> {
-        let rows = self.check(tokens, positions, logit_rows)?;
-        let Self { config, weights, scratch } = self;
-        scratch.embed(&rows, &weights.embedding, config)?;
-        scratch.rope.fill(positions, &weights.frequencies);
+        rows: &[usize],
+        input: &ModelInput<'_>,
+        attention: &mut dyn LayerAttention,
+    ) -> Result<Vec<f32>, ForwardError> {
+        let product = |source: candle_core::Error| ForwardError::Product(Box::new(source));
+        let Self { config, weights, scratch, .. } = self;
+        scratch.embed(rows, &weights.embedding, config).map_err(product)?;
+        scratch.rope.fill(input.positions, &weights.frequencies);
         for (idx, layer) in weights.layers.iter().enumerate() {
-            scratch.attention_inputs(layer, config)?;
+            scratch.attention_inputs(layer, config).map_err(product)?;
             scratch.attended.resize(scratch.q.len(), 0.0);
             attention
                 .attend(idx, &scratch.q, &scratch.k, &scratch.v, &mut scratch.attended)
                 .map_err(|source| ForwardError::Attention { layer: idx, source })?;
-            layer.o.forward(&scratch.attended, &mut scratch.delta)?;
+            layer.o.forward(&scratch.attended, &mut scratch.delta).map_err(product)?;
             add(&mut scratch.hidden, &scratch.delta);
-            scratch.mlp(layer, config)?;
+            scratch.mlp(layer, config).map_err(product)?;
         }
         let head = weights.head.as_ref().unwrap_or(&weights.embedding);
-        let data = scratch.logits(logit_rows, &weights.norm, head, config)?;
-        Ok(Logits { data, vocab_size: config.vocab_size })
+        scratch.logits(input.logit_rows, &weights.norm, head, config).map_err(product)
     }
 
     /// Checks the arrays against each other and the model; returns the tokens as row numbers of the
     /// embedding.
-    fn check<E: std::error::Error + Send + Sync + 'static>(
-        &self,
-        tokens: &[u32],
-        positions: &[u32],
-        logit_rows: &[usize],
-    ) -> Result<Vec<usize>, ForwardError<E>> {
+    fn check(&self, input: &ModelInput<'_>) -> Result<Vec<usize>, ForwardError> {
+        let ModelInput { tokens, positions, logit_rows } = *input;
         let (num_tokens, num_positions) = (tokens.len(), positions.len());
         if num_tokens != num_positions {
             return Err(ForwardError::Positions { num_tokens, num_positions });
@@ -235,6 +125,34 @@ impl Llama {
         };
         tokens.iter().enumerate().map(checked).collect()
     }
+}
+
+impl LanguageModel for Llama {
+    fn layers(&self) -> &[attn_metadata::Layer] {
+        &self.attention
+    }
+
+    fn vocab_size(&self) -> usize {
+        self.config.vocab_size
+    }
+
+    fn max_len(&self) -> usize {
+        self.config.context_length
+    }
+
+    fn forward(&mut self, input: ModelInput<'_>, attention: &mut dyn LayerAttention) -> Result<Logits, ForwardError> {
+        let rows = self.check(&input)?;
+        let data = self.run(&rows, &input, attention)?;
+        Ok(Logits::new(data, self.config.vocab_size))
+    }
+}
+
+/// The attention of one layer.
+fn attention_layer(config: &ModelConfig) -> Result<attn_metadata::Layer, LayerError> {
+    // Sizes that no table could hold saturate, and are refused where tables are made.
+    let narrow = |size: usize| u32::try_from(size).unwrap_or(u32::MAX);
+    let heads = HeadShape::new(narrow(config.num_qo_heads), narrow(config.num_kv_heads), narrow(config.head_dim));
+    attn_metadata::Layer::new(LayerParams { sm_scale: config.sm_scale(), ..LayerParams::causal(heads) })
 }
 
 fn within(value: u32, limit: usize) -> bool {

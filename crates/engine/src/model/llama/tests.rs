@@ -3,6 +3,8 @@
 
 use super::super::testing::{TinyGguf, Value};
 use super::super::{ConfigError, GgufError, Model};
+use attn_metadata::RunError;
+
 use super::*;
 
 /// Dense causal attention over sequences that are kept whole, one value at a time.
@@ -22,9 +24,7 @@ impl Dense {
 }
 
 impl LayerAttention for Dense {
-    type Error = std::io::Error;
-
-    fn attend(&mut self, layer: usize, q: &[f32], k: &[f32], v: &[f32], out: &mut [f32]) -> Result<(), Self::Error> {
+    fn attend(&mut self, layer: usize, q: &[f32], k: &[f32], v: &[f32], out: &mut [f32]) -> Result<(), RunError> {
         let (num_qo_heads, num_kv_heads, head_dim) = HEADS;
         let kv_width = num_kv_heads * head_dim;
         for (row, &sequence) in self.rows.iter().enumerate() {
@@ -106,6 +106,10 @@ fn reference(file: &TinyGguf, tokens: &[u32], head: &str) -> Vec<Vec<f32>> {
     tokens.iter().enumerate().map(step).collect()
 }
 
+fn input<'a>(tokens: &'a [u32], positions: &'a [u32], logit_rows: &'a [usize]) -> ModelInput<'a> {
+    ModelInput { tokens, positions, logit_rows }
+}
+
 fn load(file: &TinyGguf) -> Result<Llama, super::super::ModelError> {
     Model::from_gguf(&mut file.open(), &mut |_, _| ()).map(|model| model.llama)
 }
@@ -126,13 +130,13 @@ fn a_packed_batch_of_two_sequences_matches_the_naive_model() {
     let mut attention = Dense::new();
     // Four tokens of a and two of b, interleaved; then the last of each.
     attention.rows = vec![0, 1, 0, 0, 1, 0];
-    let logits = llama.forward(&[5, 8, 9, 4, 3, 30], &[0, 0, 1, 2, 1, 3], &[5, 4, 0], &mut attention).unwrap();
+    let logits = llama.forward(input(&[5, 8, 9, 4, 3, 30], &[0, 0, 1, 2, 1, 3], &[5, 4, 0]), &mut attention).unwrap();
     assert_eq!(logits.num_rows(), 3);
     assert_close(logits.row(0).unwrap(), &expected_a[3]);
     assert_close(logits.row(1).unwrap(), &expected_b[1]);
     assert_close(logits.row(2).unwrap(), &expected_a[0]);
     attention.rows = vec![1, 0];
-    let logits = llama.forward(&[11, 7], &[2, 4], &[0, 1], &mut attention).unwrap();
+    let logits = llama.forward(input(&[11, 7], &[2, 4], &[0, 1]), &mut attention).unwrap();
     let rows: Vec<&[f32]> = logits.rows().collect();
     assert_close(rows[0], &expected_b[2]);
     assert_close(rows[1], &expected_a[4]);
@@ -146,7 +150,7 @@ fn a_head_of_its_own_is_used_where_the_file_has_one() {
     file.set_noise("output.weight", &[vocab_size, 8]);
     let mut attention = Dense::new();
     attention.rows = vec![0];
-    let logits = load(&file).unwrap().forward(&[6], &[0], &[0], &mut attention).unwrap();
+    let logits = load(&file).unwrap().forward(input(&[6], &[0], &[0]), &mut attention).unwrap();
     assert_close(logits.row(0).unwrap(), &reference(&file, &[6], "output")[0]);
 }
 
@@ -154,9 +158,9 @@ fn a_head_of_its_own_is_used_where_the_file_has_one() {
 fn an_empty_batch_and_no_logits_are_fine() {
     let mut llama = load(&TinyGguf::model()).unwrap();
     let mut attention = Dense::new();
-    assert_eq!(llama.forward(&[], &[], &[], &mut attention).unwrap().num_rows(), 0);
+    assert_eq!(llama.forward(input(&[], &[], &[]), &mut attention).unwrap().num_rows(), 0);
     attention.rows = vec![0];
-    assert_eq!(llama.forward(&[6], &[0], &[], &mut attention).unwrap().num_rows(), 0);
+    assert_eq!(llama.forward(input(&[6], &[0], &[]), &mut attention).unwrap().num_rows(), 0);
 }
 
 #[test]
@@ -164,7 +168,7 @@ fn mistakes_are_named_before_attention_is_called() {
     let mut llama = load(&TinyGguf::model()).unwrap();
     let mut check = |tokens: &[u32], positions: &[u32], rows: &[usize], expected: &str| {
         let mut attention = Dense::new();
-        let error = llama.forward(tokens, positions, rows, &mut attention).unwrap_err().to_string();
+        let error = llama.forward(input(tokens, positions, rows), &mut attention).unwrap_err().to_string();
         assert!(error.contains(expected), "{error:?} lacks {expected:?}");
         assert!(attention.cache[0][0].0.is_empty());
     };
@@ -177,17 +181,15 @@ fn mistakes_are_named_before_attention_is_called() {
 struct Failing;
 
 impl LayerAttention for Failing {
-    type Error = std::io::Error;
-
-    fn attend(&mut self, layer: usize, _: &[f32], _: &[f32], _: &[f32], _: &mut [f32]) -> Result<(), Self::Error> {
-        if layer == 1 { Err(std::io::Error::other("no page")) } else { Ok(()) }
+    fn attend(&mut self, layer: usize, _: &[f32], _: &[f32], _: &[f32], _: &mut [f32]) -> Result<(), RunError> {
+        if layer == 1 { Err(RunError::NoLse { backend: "none" }) } else { Ok(()) }
     }
 }
 
 #[test]
 fn an_error_of_attention_comes_back_with_its_layer() {
-    let error = load(&TinyGguf::model()).unwrap().forward(&[1], &[0], &[0], &mut Failing).unwrap_err();
-    assert!(matches!(&error, ForwardError::Attention { layer: 1, source } if source.to_string() == "no page"));
+    let error = load(&TinyGguf::model()).unwrap().forward(input(&[1], &[0], &[0]), &mut Failing).unwrap_err();
+    assert!(matches!(&error, ForwardError::Attention { layer: 1, source: RunError::NoLse { .. } }));
 }
 
 #[test]

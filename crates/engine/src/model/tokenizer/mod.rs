@@ -149,6 +149,12 @@ impl Tokenizer {
         self.ends.first().copied()
     }
 
+    /// The tokens after which generation stops: the end-of-text token, then others that end a turn.
+    #[must_use]
+    pub fn ends(&self) -> &[u32] {
+        &self.ends
+    }
+
     /// Whether generation stops after this token.
     #[must_use]
     pub fn is_end(&self, token: u32) -> bool {
