@@ -67,8 +67,10 @@ impl Llama {
         config: ModelConfig,
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<Self, ModelError> {
-        let attention = vec![attention_layer(&config)?; config.num_layers];
+        let attention = attention_layer(&config)?;
         let weights = Weights::load(file, &config, progress)?;
+        // Only now is the number of layers known to be that of the file's tensors.
+        let attention = vec![attention; weights.layers.len()];
         Ok(Self { config, attention, weights, scratch: Scratch::default() })
     }
 
