@@ -1,7 +1,7 @@
 //! Language models from GGUF files: metadata, tokenizer, chat template, weights, forward pass.
 //!
 //! [`Model::open`] reads everything that a file holds. The parts are usable alone: [`GgufFile`]
-//! knows no models, [`Tokenizer`] no weights, and [`Llama`] no attention; it asks the caller's
+//! knows no models, [`Tokenizer`] no weights, and [`Decoder`] no attention; it asks the caller's
 //! [`LayerAttention`](crate::lm::LayerAttention) for that, which is where this workspace's backends come in.
 //!
 //! ```no_run
@@ -20,7 +20,7 @@
 //!     loop {
 //!         let positions: Vec<u32> = (position..).take(tokens.len()).collect();
 //!         let input = ModelInput { tokens: &tokens, positions: &positions, logit_rows: &[tokens.len() - 1] };
-//!         let logits = model.llama.forward(input, attention)?;
+//!         let logits = model.decoder.forward(input, attention)?;
 //!         let choice = sampler.sample(logits.row(0).ok_or("no logits")?)?;
 //!         if model.tokenizer.is_end(choice.token) {
 //!             return Ok(answer + &text.finish());
@@ -34,8 +34,8 @@
 
 pub mod chat;
 pub mod config;
+pub mod decoder;
 pub mod gguf;
-pub mod llama;
 #[cfg(test)]
 mod testing;
 pub mod tokenizer;
@@ -45,8 +45,8 @@ use std::path::Path;
 
 pub use chat::{ChatError, ChatTemplate, Message};
 pub use config::{ConfigError, ModelConfig};
+pub use decoder::Decoder;
 pub use gguf::{GgufError, GgufFile};
-pub use llama::Llama;
 pub use tokenizer::{SpecialTokens, StreamDecoder, Tokenizer, TokenizerError};
 
 /// Why a model cannot be loaded.
@@ -75,7 +75,7 @@ pub enum ModelError {
 #[non_exhaustive]
 pub struct Model {
     /// The weights and the forward pass.
-    pub llama: Llama,
+    pub decoder: Decoder,
     /// Text to tokens and back.
     pub tokenizer: Tokenizer,
     /// The chat template; `None` for a base model.
@@ -102,7 +102,7 @@ impl Model {
         let config = ModelConfig::from_metadata(file.metadata())?;
         let tokenizer = Tokenizer::from_metadata(file.metadata())?;
         let chat_template = ChatTemplate::from_metadata(file.metadata(), &tokenizer)?;
-        let llama = Llama::load(file, config, progress)?;
-        Ok(Self { llama, tokenizer, chat_template })
+        let decoder = Decoder::load(file, config, progress)?;
+        Ok(Self { decoder, tokenizer, chat_template })
     }
 }

@@ -111,7 +111,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
     };
     let requests = requests(args, &model, cases.as_ref(), &prompts);
     let config = session_config(args, &requests)?;
-    let mut session = Session::new(&model.llama, &config).map_err(Failure::input)?;
+    let mut session = Session::new(&model.decoder, &config).map_err(Failure::input)?;
     for (place, request) in requests.into_iter().enumerate() {
         session.submit(request).map_err(Failure::input).with_context(|| format!("prompt {place}"))?;
     }
@@ -195,14 +195,14 @@ fn session_config(args: &Args, requests: &[RequestSpec]) -> Result<SessionConfig
 
 /// Runs the session to its end; prints text as it comes where `show` says so. Completions come in prompt order.
 fn generate(session: &mut Session, model: &mut Model, num_prompts: usize, show: bool) -> Result<Vec<Completion>> {
-    let Model { llama, tokenizer, .. } = model;
+    let Model { decoder, tokenizer, .. } = model;
     let mut streams = show.then(|| TextStreams::new(tokenizer, num_prompts));
     let mut on_event = |event: Event| {
         if let Some(streams) = &mut streams {
             streams.take(event);
         }
     };
-    while session.step(llama, &mut on_event).context("a step failed")? {}
+    while session.step(decoder, &mut on_event).context("a step failed")? {}
     let mut completions: Vec<_> = std::iter::from_fn(|| session.take_completion()).collect();
     completions.sort_by_key(|completion| completion.id);
     Ok(completions)

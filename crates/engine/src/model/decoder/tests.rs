@@ -110,8 +110,8 @@ fn input<'a>(tokens: &'a [u32], positions: &'a [u32], logit_rows: &'a [usize]) -
     ModelInput { tokens, positions, logit_rows }
 }
 
-fn load(file: &TinyGguf) -> Result<Llama, super::super::ModelError> {
-    Model::from_gguf(&mut file.open(), &mut |_, _| ()).map(|model| model.llama)
+fn load(file: &TinyGguf) -> Result<Decoder, super::super::ModelError> {
+    Model::from_gguf(&mut file.open(), &mut |_, _| ()).map(|model| model.decoder)
 }
 
 fn assert_close(got: &[f32], expected: &[f32]) {
@@ -124,19 +124,19 @@ fn assert_close(got: &[f32], expected: &[f32]) {
 #[test]
 fn a_packed_batch_of_two_sequences_matches_the_naive_model() {
     let file = TinyGguf::model();
-    let mut llama = load(&file).unwrap();
+    let mut decoder = load(&file).unwrap();
     let (a, b) = ([5, 9, 4, 30, 7], [8, 3, 11]);
     let (expected_a, expected_b) = (reference(&file, &a, "token_embd"), reference(&file, &b, "token_embd"));
     let mut attention = Dense::new();
     // Four tokens of a and two of b, interleaved; then the last of each.
     attention.rows = vec![0, 1, 0, 0, 1, 0];
-    let logits = llama.forward(input(&[5, 8, 9, 4, 3, 30], &[0, 0, 1, 2, 1, 3], &[5, 4, 0]), &mut attention).unwrap();
+    let logits = decoder.forward(input(&[5, 8, 9, 4, 3, 30], &[0, 0, 1, 2, 1, 3], &[5, 4, 0]), &mut attention).unwrap();
     assert_eq!(logits.num_rows(), 3);
     assert_close(logits.row(0).unwrap(), &expected_a[3]);
     assert_close(logits.row(1).unwrap(), &expected_b[1]);
     assert_close(logits.row(2).unwrap(), &expected_a[0]);
     attention.rows = vec![1, 0];
-    let logits = llama.forward(input(&[11, 7], &[2, 4], &[0, 1]), &mut attention).unwrap();
+    let logits = decoder.forward(input(&[11, 7], &[2, 4], &[0, 1]), &mut attention).unwrap();
     let rows: Vec<&[f32]> = logits.rows().collect();
     assert_close(rows[0], &expected_b[2]);
     assert_close(rows[1], &expected_a[4]);
@@ -156,19 +156,19 @@ fn a_head_of_its_own_is_used_where_the_file_has_one() {
 
 #[test]
 fn an_empty_batch_and_no_logits_are_fine() {
-    let mut llama = load(&TinyGguf::model()).unwrap();
+    let mut decoder = load(&TinyGguf::model()).unwrap();
     let mut attention = Dense::new();
-    assert_eq!(llama.forward(input(&[], &[], &[]), &mut attention).unwrap().num_rows(), 0);
+    assert_eq!(decoder.forward(input(&[], &[], &[]), &mut attention).unwrap().num_rows(), 0);
     attention.rows = vec![0];
-    assert_eq!(llama.forward(input(&[6], &[0], &[]), &mut attention).unwrap().num_rows(), 0);
+    assert_eq!(decoder.forward(input(&[6], &[0], &[]), &mut attention).unwrap().num_rows(), 0);
 }
 
 #[test]
 fn mistakes_are_named_before_attention_is_called() {
-    let mut llama = load(&TinyGguf::model()).unwrap();
+    let mut decoder = load(&TinyGguf::model()).unwrap();
     let mut check = |tokens: &[u32], positions: &[u32], rows: &[usize], expected: &str| {
         let mut attention = Dense::new();
-        let error = llama.forward(input(tokens, positions, rows), &mut attention).unwrap_err().to_string();
+        let error = decoder.forward(input(tokens, positions, rows), &mut attention).unwrap_err().to_string();
         assert!(error.contains(expected), "{error:?} lacks {expected:?}");
         assert!(attention.cache[0][0].0.is_empty());
     };

@@ -1,6 +1,6 @@
 //! A Llama-family decoder: everything but attention.
 //!
-//! [`Llama`]'s forward pass runs a packed batch of tokens through all layers and hands Q, K and V of each
+//! [`Decoder`]'s forward pass runs a packed batch of tokens through all layers and hands Q, K and V of each
 //! layer to the caller's [`LayerAttention`]. The model knows nothing of requests, pages or caches;
 //! tokens of any number of requests may lie side by side, in any order, as long as the positions
 //! say where each one is.
@@ -47,7 +47,7 @@ struct Scratch {
 
 /// A model with its weights in memory.
 #[derive(Debug)]
-pub struct Llama {
+pub struct Decoder {
     config: ModelConfig,
     /// What each layer's attention computes.
     attention: Vec<attn_metadata::Layer>,
@@ -55,7 +55,7 @@ pub struct Llama {
     scratch: Scratch,
 }
 
-impl Llama {
+impl Decoder {
     /// Reads the weights and dequantises them to f32. `progress` hears (tensors done, tensors in
     /// the file) after each.
     ///
@@ -129,7 +129,7 @@ impl Llama {
     }
 }
 
-impl LanguageModel for Llama {
+impl LanguageModel for Decoder {
     fn layers(&self) -> &[attn_metadata::Layer] {
         &self.attention
     }
