@@ -9,7 +9,7 @@ use crate::error::{CaptureError, PrepareError, RunError};
 use crate::model::ModelSpec;
 use crate::plan::PlanReport;
 use crate::space::{CacheFacts, Io, Kv, Space, TensorFacts};
-use crate::stamp::Prepared;
+use crate::steps::Prepared;
 
 /// The largest batch that a backend will be given: decides its buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

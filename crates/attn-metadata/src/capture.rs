@@ -1,5 +1,6 @@
 //! Sizes of captured graphs.
 
+use crate::batch::Batch;
 use crate::error::CaptureError;
 
 /// A captured graph's size: what it was recorded for; smaller batches are padded up to it.
@@ -42,6 +43,26 @@ impl CaptureLimits {
             Some(&bucket) => Err(CaptureError::InvalidBucket { bucket }),
             None => Ok(()),
         }
+    }
+
+    /// Checks that a batch fits a captured bucket.
+    ///
+    /// # Errors
+    /// [`CaptureError::OverBucket`] for the first size that does not fit, [`CaptureError::AppendMismatch`].
+    pub fn check(&self, bucket: Bucket, batch: &Batch) -> Result<(), CaptureError> {
+        let sizes = [
+            ("requests", batch.requests().len() as u64, bucket.num_requests),
+            ("rows", u64::from(batch.num_rows()), bucket.num_rows),
+            ("KV tokens in one request", u64::from(batch.max_kv_len()), self.max_kv_len),
+            ("pool pages", u64::from(batch.pool().num_pages), self.num_pool_pages),
+        ];
+        if let Some((what, got, limit)) = sizes.into_iter().find(|(_, got, limit)| *got > u64::from(*limit)) {
+            return Err(CaptureError::OverBucket { what, got, limit: u64::from(limit) });
+        }
+        if batch.slot_mapping().is_some() != self.appends {
+            return Err(CaptureError::AppendMismatch { captured_appends: self.appends });
+        }
+        Ok(())
     }
 
     /// The smallest bucket that holds a batch of this size, if any.

@@ -12,7 +12,7 @@ use crate::model::ModelSpec;
 use crate::plan::PlanReport;
 use crate::registry::BoxedBackend;
 use crate::space::{Io, Kv, Space};
-use crate::stamp::{Prepared, StampIssuer};
+use crate::steps::{Prepared, Steps};
 
 /// Runs requests of few query tokens on one backend and the others on another.
 pub struct HybridBackend<S: Space> {
@@ -20,14 +20,15 @@ pub struct HybridBackend<S: Space> {
     decode: BoxedBackend<S>,
     max_decode_q_len: u32,
     capabilities: Capabilities,
-    stamps: StampIssuer,
+    /// The parts' tickets; `None` before the first batch.
+    steps: Steps<Option<Parts>>,
     extend_batch: Batch,
     decode_batch: Batch,
-    eager: Option<Steps>,
-    captured: Captured,
 }
 
-struct Steps {
+/// A hybrid's plan: those of its parts.
+#[derive(Debug)]
+struct Parts {
     extend: Prepared,
     decode: Prepared,
 }
@@ -59,11 +60,9 @@ impl<S: Space> HybridBackend<S> {
             decode,
             max_decode_q_len,
             capabilities,
-            stamps: StampIssuer::default(),
+            steps: Steps::new(None),
             extend_batch: Batch::empty(pool),
             decode_batch: Batch::empty(pool),
-            eager: None,
-            captured: Captured::default(),
         })
     }
 
@@ -81,36 +80,6 @@ impl<S: Space> HybridBackend<S> {
     }
 }
 
-/// The live steps of captured graphs, by generation.
-#[derive(Default)]
-struct Captured(Vec<(u64, Steps)>);
-
-impl Captured {
-    fn contains(&self, generation: u64) -> bool {
-        self.0.iter().any(|(g, _)| *g == generation)
-    }
-
-    fn get_mut(&mut self, step: &Prepared) -> Option<&mut Steps> {
-        self.0.iter_mut().find(|(g, _)| *g == StampIssuer::generation(step)).map(|(_, steps)| steps)
-    }
-}
-
-/// The parts' steps behind a hybrid's step.
-fn parts_of<'a>(
-    stamps: &StampIssuer,
-    eager: &'a Option<Steps>,
-    captured: &'a Captured,
-    step: &Prepared,
-) -> Result<&'a Steps, RunError> {
-    stamps.check(step, |generation| captured.contains(generation))?;
-    let generation = StampIssuer::generation(step);
-    let steps = match step.bucket() {
-        Some(_) => captured.0.iter().find(|(g, _)| *g == generation).map(|(_, steps)| steps),
-        None => eager.as_ref(),
-    };
-    Ok(steps.expect("a checked stamp has its steps"))
-}
-
 impl<S: Space> AttentionBackend<S> for HybridBackend<S> {
     fn name(&self) -> &'static str {
         "hybrid"
@@ -125,64 +94,62 @@ impl<S: Space> AttentionBackend<S> for HybridBackend<S> {
     }
 
     fn prepare_metadata(&mut self, batch: &Batch) -> Result<Prepared, PrepareError> {
-        // Both parts must take the whole batch's sizes, so that a refusal comes before either has a new plan.
         self.split(batch);
         let extend = self.extend.prepare_metadata(&self.extend_batch)?;
-        let decode = match self.decode.prepare_metadata(&self.decode_batch) {
-            Ok(step) => step,
+        match self.decode.prepare_metadata(&self.decode_batch) {
+            Ok(decode) => self.steps.prepare(batch, |parts| {
+                *parts = Some(Parts { extend, decode });
+                Ok(())
+            }),
             Err(error) => {
-                // The extend part has moved on: the previous hybrid step is stale from here.
-                self.eager = None;
-                self.stamps.issue(batch);
-                return Err(error);
+                // The part that extends has moved on, so the previous plan is lost.
+                self.steps.invalidate();
+                Err(error)
             }
-        };
-        self.eager = Some(Steps { extend, decode });
-        Ok(self.stamps.issue(batch))
+        }
     }
 
     fn forward(&mut self, step: &Prepared, layer: usize, mut io: Io<'_, S>) -> Result<(), RunError> {
-        let Self { extend, decode, stamps, eager, captured, .. } = self;
-        let steps = parts_of(stamps, eager, captured, step)?;
+        let Self { extend, decode, steps, .. } = self;
+        let parts = steps.get(step)?.as_ref().expect("a live plan has parts");
         check_io(extend.model(), step, layer, &io)?;
-        extend.forward(&steps.extend, layer, io.reborrow())?;
+        extend.forward(&parts.extend, layer, io.reborrow())?;
         let Io { q, kv, mut out, mut lse } = io;
         let (q, cache) = (S::shorten(&q), kv.cache());
         let (out, lse) = (S::reborrow(&mut out), lse.as_mut().map(S::reborrow_lse));
-        decode.forward(&steps.decode, layer, Io { q, kv: Kv::Attend { cache }, out, lse })
+        decode.forward(&parts.decode, layer, Io { q, kv: Kv::Attend { cache }, out, lse })
     }
 
     fn explain(&self, step: &Prepared) -> Result<PlanReport, RunError> {
-        let steps = parts_of(&self.stamps, &self.eager, &self.captured, step)?;
-        let mut report = self.extend.explain(&steps.extend)?;
-        report.absorb(self.decode.explain(&steps.decode)?);
+        let parts = self.steps.get(step)?.as_ref().expect("a live plan has parts");
+        let mut report = self.extend.explain(&parts.extend)?;
+        report.absorb(self.decode.explain(&parts.decode)?);
         Ok(report)
     }
 
     fn init_capture_graph(&mut self, limits: &CaptureLimits) -> Result<(), CaptureError> {
         self.extend.init_capture_graph(limits)?;
-        self.captured.0.clear();
         // Only the part that extends appends.
-        self.decode.init_capture_graph(&CaptureLimits { appends: false, ..limits.clone() })
+        self.decode.init_capture_graph(&CaptureLimits { appends: false, ..limits.clone() })?;
+        self.steps.init_capture(limits)
     }
 
     fn prepare_for_capture(&mut self, bucket: Bucket) -> Result<Prepared, CaptureError> {
-        let extend = self.extend.prepare_for_capture(bucket)?;
-        let decode = self.decode.prepare_for_capture(bucket)?;
-        let step = self.stamps.issue_captured(bucket, extend.num_pool_pages(), extend.appends());
-        self.captured.0.push((StampIssuer::generation(&step), Steps { extend, decode }));
-        Ok(step)
+        let Self { extend, decode, steps, .. } = self;
+        steps.capture(bucket, |_| {
+            let (extend, decode) = (extend.prepare_for_capture(bucket)?, decode.prepare_for_capture(bucket)?);
+            Ok(Some(Parts { extend, decode }))
+        })
     }
 
     fn prepare_for_replay(&mut self, step: &mut Prepared, batch: &Batch) -> Result<(), CaptureError> {
-        if step.bucket().is_none() {
-            return Err(CaptureError::NotCaptured);
-        }
-        parts_of(&self.stamps, &self.eager, &self.captured, step).map_err(CaptureError::Stale)?;
         self.split(batch);
-        let steps = self.captured.get_mut(step).expect("a checked stamp has its steps");
-        self.extend.prepare_for_replay(&mut steps.extend, &self.extend_batch)?;
-        self.decode.prepare_for_replay(&mut steps.decode, &self.decode_batch)
+        let Self { extend, decode, steps, extend_batch, decode_batch, .. } = self;
+        steps.replay(step, batch, |parts, _| {
+            let parts = parts.as_mut().expect("a captured plan has parts");
+            extend.prepare_for_replay(&mut parts.extend, extend_batch)?;
+            decode.prepare_for_replay(&mut parts.decode, decode_batch)
+        })
     }
 }
 

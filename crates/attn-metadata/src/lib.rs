@@ -24,7 +24,7 @@ mod lse;
 mod model;
 mod registry;
 mod space;
-mod stamp;
+mod steps;
 
 pub use backend::{AttentionBackend, BackendConfig, BatchLimits, check_batch, check_io};
 pub use batch::{Batch, BatchError, PackedMask, PoolShape, RawBatch, Request, SubBatch, Violation, mask_bytes};
@@ -38,4 +38,4 @@ pub use lse::{Lse, StateShapeError, merge_state, merge_states};
 pub use model::{ModelSpec, ModelSpecError, PlanGroup};
 pub use registry::{BackendEntry, BoxedBackend, Registry, Rejection, SelectError, Selection};
 pub use space::{CacheFacts, Io, Kv, Space, TensorFacts};
-pub use stamp::{Prepared, StampIssuer};
+pub use steps::{Prepared, Steps};

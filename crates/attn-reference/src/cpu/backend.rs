@@ -6,7 +6,7 @@ use attn_metadata::plan::{Chunking, Plan, PlanConfig, PlanReport};
 use attn_metadata::{
     AttentionBackend, BackendConfig, BackendEntry, Batch, BatchLimits, Bucket, Capabilities, CaptureError,
     CaptureLimits, CreateError, DimRule, FeatureSet, Host, HostDevice, Io, Kv, ModelSpec, PlanGroup, PoolShape,
-    PrepareError, Prepared, Reason, RunError, SizeRule, StampIssuer, SubBatch, check_batch, check_io,
+    PrepareError, Prepared, Reason, RunError, SizeRule, Steps, SubBatch, check_batch, check_io,
 };
 use kvpool::{Dtype, KvDtype, Slot};
 use rayon::{ThreadPool, ThreadPoolBuilder};
@@ -115,15 +115,15 @@ pub struct CpuBackend {
     pool: ThreadPool,
     workers: Vec<Scratch>,
     partials: RowStates,
-    stamps: StampIssuer,
-    current: Step,
-    capture_limits: Option<CaptureLimits>,
-    captured: Vec<(u64, Step)>,
+    steps: Steps<Step>,
 }
 
 impl std::fmt::Debug for CpuBackend {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("CpuBackend").field("isa", &self.isa).field("num_threads", &self.workers.len()).finish_non_exhaustive()
+        f.debug_struct("CpuBackend")
+            .field("isa", &self.isa)
+            .field("num_threads", &self.workers.len())
+            .finish_non_exhaustive()
     }
 }
 
@@ -157,7 +157,7 @@ impl CpuBackend {
         }
         let num_workers = u32::try_from(num_workers).expect("far fewer threads than 2^32");
         Ok(CpuBackend {
-            current: Step::new(&config.model, num_workers),
+            steps: Steps::new(Step::new(&config.model, num_workers)),
             model: Arc::clone(&config.model),
             limits: config.limits,
             capabilities,
@@ -165,9 +165,6 @@ impl CpuBackend {
             pool,
             workers,
             partials: RowStates::default(),
-            stamps: StampIssuer::default(),
-            capture_limits: None,
-            captured: Vec::new(),
         })
     }
 
@@ -179,23 +176,6 @@ impl CpuBackend {
 
     fn num_workers(&self) -> u32 {
         u32::try_from(self.workers.len()).expect("far fewer threads than 2^32")
-    }
-
-    fn check_batch(&self, batch: &Batch) -> Result<(), PrepareError> {
-        check_batch(NAME, batch, &self.model, &self.limits, &self.capabilities)
-    }
-
-    fn check_stamp(&self, step: &Prepared) -> Result<(), RunError> {
-        self.stamps.check(step, |generation| self.captured.iter().any(|(known, _)| *known == generation))
-    }
-}
-
-/// The step that a checked stamp stands for.
-fn step_of<'a>(current: &'a Step, captured: &'a [(u64, Step)], stamp: &Prepared) -> &'a Step {
-    let generation = StampIssuer::generation(stamp);
-    match stamp.bucket() {
-        None => current,
-        Some(_) => captured.iter().find(|(known, _)| *known == generation).map_or(current, |(_, step)| step),
     }
 }
 
@@ -213,15 +193,17 @@ impl AttentionBackend<Host> for CpuBackend {
     }
 
     fn prepare_metadata(&mut self, batch: &Batch) -> Result<Prepared, PrepareError> {
-        self.check_batch(batch)?;
-        self.current.set(batch, batch.num_rows(), self.isa);
-        Ok(self.stamps.issue(batch))
+        check_batch(NAME, batch, &self.model, &self.limits, &self.capabilities)?;
+        let isa = self.isa;
+        self.steps.prepare(batch, |step| {
+            step.set(batch, batch.num_rows(), isa);
+            Ok(())
+        })
     }
 
     fn forward(&mut self, step: &Prepared, layer: usize, mut io: Io<'_, Host>) -> Result<(), RunError> {
-        self.check_stamp(step)?;
+        let planned = self.steps.get(step)?;
         check_io(&self.model, step, layer, &io)?;
-        let planned = step_of(&self.current, &self.captured, step);
         if let Kv::Append { cache, k, v } = &mut io.kv {
             cache.append(&planned.slots, k, v).map_err(|source| RunError::Append { layer, source })?;
         }
@@ -249,57 +231,30 @@ impl AttentionBackend<Host> for CpuBackend {
     }
 
     fn explain(&self, step: &Prepared) -> Result<PlanReport, RunError> {
-        self.check_stamp(step)?;
-        let planned = step_of(&self.current, &self.captured, step);
+        let planned = self.steps.get(step)?;
         Ok(PlanReport::new(NAME, &self.model, &planned.batch, &planned.plans, None))
     }
 
     fn init_capture_graph(&mut self, limits: &CaptureLimits) -> Result<(), CaptureError> {
-        limits.validate()?;
-        self.captured.clear();
-        self.capture_limits = Some(limits.clone());
-        Ok(())
+        self.steps.init_capture(limits)
     }
 
     fn prepare_for_capture(&mut self, bucket: Bucket) -> Result<Prepared, CaptureError> {
-        let limits = self.capture_limits.as_ref().ok_or(CaptureError::NotInitialised)?;
-        if !limits.buckets.contains(&bucket) {
-            return Err(CaptureError::UnknownBucket { bucket });
-        }
-        let stamp = self.stamps.issue_captured(bucket, limits.num_pool_pages, limits.appends);
-        let mut step = Step::new(&self.model, self.num_workers());
-        let pool = PoolShape { num_pages: limits.num_pool_pages, page_size: self.model.page_size() };
-        step.set(&Batch::empty(pool), bucket.num_rows, self.isa);
-        self.captured.push((StampIssuer::generation(&stamp), step));
-        Ok(stamp)
+        let (model, num_workers, isa) = (Arc::clone(&self.model), self.num_workers(), self.isa);
+        self.steps.capture(bucket, |limits| {
+            let mut step = Step::new(&model, num_workers);
+            let pool = PoolShape { num_pages: limits.num_pool_pages, page_size: model.page_size() };
+            step.set(&Batch::empty(pool), bucket.num_rows, isa);
+            Ok(step)
+        })
     }
 
     fn prepare_for_replay(&mut self, step: &mut Prepared, batch: &Batch) -> Result<(), CaptureError> {
-        let bucket = step.bucket().ok_or(CaptureError::NotCaptured)?;
-        self.check_stamp(step).map_err(CaptureError::Stale)?;
-        let limits = self.capture_limits.as_ref().ok_or(CaptureError::NotInitialised)?;
-        check_bucket(bucket, limits, batch)?;
-        self.check_batch(batch)?;
-        let generation = StampIssuer::generation(step);
-        let known = self.captured.iter_mut().find(|(known, _)| *known == generation);
-        known.expect("the stamp was checked").1.set(batch, bucket.num_rows, self.isa);
-        Ok(())
+        let Self { steps, model, limits, capabilities, isa, .. } = self;
+        steps.replay(step, batch, |planned, bucket| {
+            check_batch(NAME, batch, model, limits, capabilities)?;
+            planned.set(batch, bucket.num_rows, *isa);
+            Ok(())
+        })
     }
-}
-
-/// Whether a batch fits a captured bucket.
-fn check_bucket(bucket: Bucket, limits: &CaptureLimits, batch: &Batch) -> Result<(), CaptureError> {
-    let facts = [
-        ("requests", batch.requests().len() as u64, u64::from(bucket.num_requests)),
-        ("rows", u64::from(batch.num_rows()), u64::from(bucket.num_rows)),
-        ("KV tokens in one request", u64::from(batch.max_kv_len()), u64::from(limits.max_kv_len)),
-        ("pool pages", u64::from(batch.pool().num_pages), u64::from(limits.num_pool_pages)),
-    ];
-    if let Some((what, got, limit)) = facts.into_iter().find(|(_, got, limit)| got > limit) {
-        return Err(CaptureError::OverBucket { what, got, limit });
-    }
-    if batch.slot_mapping().is_some() != limits.appends {
-        return Err(CaptureError::AppendMismatch { captured_appends: limits.appends });
-    }
-    Ok(())
 }

@@ -70,10 +70,11 @@ impl Visibility<'_> {
         }
     }
 
-    /// The next run of columns at or after `from`, before `end`, that the custom mask leaves visible.
-    pub(crate) fn next_run(&self, query: usize, start: usize, from: usize, end: usize) -> Option<Range<usize>> {
+    /// The first run of columns in a range that the custom mask leaves visible.
+    pub(crate) fn next_run(&self, query: usize, start: usize, range: Range<usize>) -> Option<Range<usize>> {
+        let end = range.end;
         let sees = |column: usize| self.is_unmasked(query, start + column);
-        let first = (from..end).find(|&column| sees(column))?;
+        let first = range.into_iter().find(|&column| sees(column))?;
         let last = (first..end).find(|&column| !sees(column)).unwrap_or(end);
         Some(first..last)
     }
@@ -126,8 +127,8 @@ mod tests {
         v.mask_row(1, 0, &mut scores);
         let seen: Vec<usize> = (0..scores.len()).filter(|&c| scores[c] == 1.0).collect();
         assert_eq!(seen, [1, 2, 3, 9]);
-        assert_eq!(v.next_run(1, 0, 0, 10), Some(1..4));
-        assert_eq!(v.next_run(1, 0, 4, 10), Some(9..10));
-        assert_eq!(v.next_run(1, 0, 4, 9), None);
+        assert_eq!(v.next_run(1, 0, 0..10), Some(1..4));
+        assert_eq!(v.next_run(1, 0, 4..10), Some(9..10));
+        assert_eq!(v.next_run(1, 0, 4..9), None);
     }
 }

@@ -12,7 +12,7 @@ const EXP_MIN: f32 = -87.336_54;
 pub(crate) fn exp<S: Simd>(simd: S, x: S::Vector) -> S::Vector {
     let n = simd.round(simd.mul(x, simd.splat(std::f32::consts::LOG2_E)));
     // r = x - n ln 2, ln 2 in two parts of which the first has 9 bits, so that its product with n is exact.
-    let r = simd.fma(n, simd.splat(-0.693_359_375), x);
+    let r = simd.fma(n, simd.splat(-355.0 / 512.0), x);
     let r = simd.fma(n, simd.splat(2.121_944_4e-4), r);
     let mut p = simd.splat(1.381_459_9e-3);
     for c in [8.368_717_5e-3, 4.166_839e-2, 0.166_665_21, 0.499_999_94] {

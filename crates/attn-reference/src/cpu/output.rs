@@ -116,7 +116,6 @@ mod tests {
                 }
             }
             output.clear_row(39);
-            drop(output);
             for row in 0..40 {
                 for head in 0..2 {
                     let x = if row == 39 { 0.0 } else { (row * 2 + head) as f32 };

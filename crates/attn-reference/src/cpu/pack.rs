@@ -4,8 +4,9 @@
 //! Invariants: exactly the given positions of the KV cache are read, columns of a key tile beyond them are zeros, and
 //! lanes beyond `head_dim` are zeros or never read. So nothing foreign enters any arithmetic.
 //!
-//! Layouts, with `L` lanes: a key tile is `[KV_TILE / 2L, dim_padded, 2, L]`, a value tile
-//! `[dim_padded / 2L, KV_TILE, 2, L]`, a query block `[dim_padded, L]` of which the first rows-of-the-block lanes count.
+//! Layouts, with `L` lanes: a key tile is `[keys / 2L, dim_padded, 2, L]`, a value tile `[dim_padded / 2L, room, 2, L]`, a query block `[dim_padded, L]` of which the first rows-of-the-block lanes count.
+
+use std::ops::Range;
 
 use half::{bf16, f16};
 use kvpool::{KvPlane, KvSlice, PageId};
@@ -111,6 +112,14 @@ pub(crate) struct Run<'a> {
     pub(crate) len: usize,
 }
 
+impl Run<'_> {
+    /// The positions of the run that are in a range, counted from its start.
+    pub(crate) fn part(self, range: Range<usize>) -> Self {
+        let (start, end) = (range.start.min(self.len), range.end.min(self.len));
+        Run { start: self.start + start, len: end - start, ..self }
+    }
+}
+
 /// Packs up to [`KV_TILE`] keys into a key tile, and asks for those that come next on the way.
 pub(crate) struct PackKeys<'a> {
     pub(crate) run: Run<'a>,
@@ -125,6 +134,8 @@ pub(crate) struct PackKeys<'a> {
 pub(crate) struct PackValues<'a> {
     pub(crate) run: Run<'a>,
     pub(crate) ahead: Run<'a>,
+    /// Keys that the tile has room for.
+    pub(crate) room: usize,
     pub(crate) tile: &'a mut [f32],
 }
 
@@ -135,12 +146,12 @@ impl Kernel for PackKeys<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self, simd: S) {
+    fn run<S: Simd>(mut self, simd: S) {
         match self.run.rows.plane.data {
-            KvSlice::F32(data) => pack_keys(simd, self, data),
-            KvSlice::F16(data) => pack_keys(simd, self, data),
-            KvSlice::Bf16(data) => pack_keys(simd, self, data),
-            KvSlice::Fp8E4m3(data) => pack_keys(simd, self, data),
+            KvSlice::F32(data) => pack_keys(simd, &mut self, data),
+            KvSlice::F16(data) => pack_keys(simd, &mut self, data),
+            KvSlice::Bf16(data) => pack_keys(simd, &mut self, data),
+            KvSlice::Fp8E4m3(data) => pack_keys(simd, &mut self, data),
         }
     }
 }
@@ -149,12 +160,12 @@ impl Kernel for PackValues<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self, simd: S) {
+    fn run<S: Simd>(mut self, simd: S) {
         match self.run.rows.plane.data {
-            KvSlice::F32(data) => pack_values(simd, self, data),
-            KvSlice::F16(data) => pack_values(simd, self, data),
-            KvSlice::Bf16(data) => pack_values(simd, self, data),
-            KvSlice::Fp8E4m3(data) => pack_values(simd, self, data),
+            KvSlice::F32(data) => pack_values(simd, &mut self, data),
+            KvSlice::F16(data) => pack_values(simd, &mut self, data),
+            KvSlice::Bf16(data) => pack_values(simd, &mut self, data),
+            KvSlice::Fp8E4m3(data) => pack_values(simd, &mut self, data),
         }
     }
 }
@@ -182,7 +193,7 @@ fn prefetch_run<S: Simd, E>(simd: S, run: Run<'_>, data: &[E]) {
 }
 
 #[inline(always)]
-fn pack_keys<S: Simd, E: Element>(simd: S, job: PackKeys<'_>, data: &[E]) {
+fn pack_keys<S: Simd, E: Element>(simd: S, job: &mut PackKeys<'_>, data: &[E]) {
     let dim_padded = job.stage.len() / S::LANES;
     let dim_rows = dim_padded / S::LANES;
     let tile: &mut [S::Row] = bytemuck::cast_slice_mut(job.tile);
@@ -214,14 +225,14 @@ fn pack_keys<S: Simd, E: Element>(simd: S, job: PackKeys<'_>, data: &[E]) {
 }
 
 #[inline(always)]
-fn pack_values<S: Simd, E: Element>(simd: S, job: PackValues<'_>, data: &[E]) {
+fn pack_values<S: Simd, E: Element>(simd: S, job: &mut PackValues<'_>, data: &[E]) {
     let width = 2 * S::LANES;
     let (len, num_ahead) = (job.run.len, job.ahead.len);
     let (mut walk, mut ahead) = (Walk::new(job.run, data), Walk::new(job.ahead, data));
     for key in 0..len {
         let row = walk.next();
         for (panel, part) in row.chunks(width).enumerate() {
-            let to = &mut job.tile[(panel * KV_TILE + key) * width..][..width];
+            let to = &mut job.tile[(panel * job.room + key) * width..][..width];
             E::widen(simd, part, to);
             if part.len() < width {
                 to[part.len()..].fill(0.0);

@@ -11,13 +11,22 @@ use super::qk::ScoreRow;
 /// How far ahead of their use the rows of a value tile are asked for, in vectors.
 const AHEAD: usize = 32;
 
+/// Packed values of some columns of a tile.
+#[derive(Clone, Copy)]
+pub(crate) struct Values<'a> {
+    pub(crate) tile: &'a [f32],
+    /// Keys that the tile has room for.
+    pub(crate) room: usize,
+    /// Column of its first key.
+    pub(crate) first: usize,
+}
+
 /// Adds the weighted values of the given columns to `probs.len()` rows of output.
 pub(crate) struct Accumulate<'a> {
     pub(crate) isa: Isa,
     pub(crate) probs: &'a [ScoreRow],
-    /// The value tile.
-    pub(crate) values: &'a [f32],
-    /// Columns, inside the tile.
+    pub(crate) values: Values<'a>,
+    /// Columns that `values` holds.
     pub(crate) columns: Range<usize>,
     /// `[rows, dim_padded]`.
     pub(crate) out: &'a mut [f32],
@@ -29,11 +38,12 @@ impl Kernel for Accumulate<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
         let num_rows = self.probs.len();
-        let values: &[[S::Row; 2]] = bytemuck::cast_slice(self.values);
+        let values: &[[S::Row; 2]] = bytemuck::cast_slice(self.values.tile);
         let out: &mut [[S::Row; 2]] = bytemuck::cast_slice_mut(self.out);
         let num_panels = out.len() / num_rows;
         for panel in 0..num_panels {
-            let values = &values[panel * KV_TILE..][..KV_TILE];
+            let first = panel * self.values.room + self.columns.start - self.values.first;
+            let values = &values[first..][..self.columns.len()];
             let mut row = 0;
             while row < num_rows {
                 let rows = block_rows(self.isa, num_rows - row);
@@ -65,16 +75,16 @@ fn micro<S: Simd, const R: usize>(
     stride: usize,
 ) {
     let Some(probs) = probs.first_chunk::<R>() else { return };
-    let Some(values) = values.get(..columns.end.min(KV_TILE)) else { return };
+    assert!(columns.end <= KV_TILE, "columns {columns:?} of a tile");
     let mut acc = [[simd.splat(0.0); 2]; R];
     for r in 0..R {
         let row = &out[r * stride];
         acc[r] = [simd.load(&row[0]), simd.load(&row[1])];
     }
-    for n in columns.start..values.len() {
-        simd.prefetch(&values[n][0], AHEAD);
-        simd.prefetch(&values[n][1], AHEAD);
-        let v = [simd.load(&values[n][0]), simd.load(&values[n][1])];
+    for (n, v) in columns.zip(values) {
+        simd.prefetch(&v[0], AHEAD);
+        simd.prefetch(&v[1], AHEAD);
+        let v = [simd.load(&v[0]), simd.load(&v[1])];
         for r in 0..R {
             let x = simd.splat(probs[r][n]);
             acc[r][0] = simd.fma(x, v[0], acc[r][0]);

@@ -18,7 +18,7 @@ pub(crate) struct Scores<'a> {
     pub(crate) isa: Isa,
     /// Query blocks of the rows, `[dim_padded, L]` each.
     pub(crate) queries: &'a [f32],
-    /// The key tile.
+    /// The key tile from the first of the panels on.
     pub(crate) keys: &'a [f32],
     /// Elements of a query and of a key.
     pub(crate) dim: usize,
@@ -35,8 +35,8 @@ impl Kernel for Scores<'_> {
     fn run<S: Simd>(self, simd: S) {
         let keys: &[[S::Row; 2]] = bytemuck::cast_slice(self.keys);
         let queries: &[S::Row] = bytemuck::cast_slice(self.queries);
-        for panel in self.panels.clone() {
-            let keys = &keys[panel * self.dim_padded..][..self.dim];
+        for (i, panel) in self.panels.clone().enumerate() {
+            let keys = &keys[i * self.dim_padded..][..self.dim];
             let (mut row, mut block) = (0, 0);
             while row < self.scores.len() {
                 let rows = block_rows(self.isa, self.scores.len() - row);
@@ -71,10 +71,10 @@ fn micro<S: Simd, const R: usize>(
         simd.prefetch(&k[0], AHEAD);
         simd.prefetch(&k[1], AHEAD);
         let k = [simd.load(&k[0]), simd.load(&k[1])];
-        for r in 0..R {
-            let x = simd.splat(q.as_ref()[r]);
-            acc[r][0] = simd.fma(x, k[0], acc[r][0]);
-            acc[r][1] = simd.fma(x, k[1], acc[r][1]);
+        for (acc, &q) in acc.iter_mut().zip(&q.as_ref()[..R]) {
+            let x = simd.splat(q);
+            acc[0] = simd.fma(x, k[0], acc[0]);
+            acc[1] = simd.fma(x, k[1], acc[1]);
         }
     }
     for (acc, row) in acc.into_iter().zip(scores) {

@@ -8,7 +8,7 @@ use bytemuck::{Pod, Zeroable};
 use super::isa::Isa;
 use super::pack::KV_TILE;
 use super::qk::ScoreRow;
-use super::unit::{SUPER_ROWS, UNIT_ROWS};
+use super::unit::{MAX_SCORE_ROWS, UNIT_ROWS};
 
 /// A cache line of floats.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -130,7 +130,7 @@ impl Scratch {
         self.keys.grow(KV_TILE * dims.qk_padded);
         self.values.grow(KV_TILE * dims.vo_padded);
         self.stage.grow(dims.qk_padded * lanes);
-        self.scores.grow(SUPER_ROWS * KV_TILE);
+        self.scores.grow(MAX_SCORE_ROWS * KV_TILE);
         self.chunk.grow(UNIT_ROWS, dims.vo_padded);
         self.total.grow(UNIT_ROWS, dims.vo_padded);
     }
@@ -143,7 +143,7 @@ impl Scratch {
             keys: self.keys.all_mut(),
             values: self.values.all_mut(),
             stage: self.stage.all_mut(),
-            scores: &mut scores[..SUPER_ROWS],
+            scores: &mut scores[..MAX_SCORE_ROWS],
             chunk: &mut self.chunk,
         }
     }

@@ -7,10 +7,10 @@ use std::ops::Range;
 use super::isa::{Kernel, Simd};
 use super::math::{exp, tanh};
 use super::qk::ScoreRow;
-use super::unit::SUPER_ROWS;
+use super::unit::MAX_SCORE_ROWS;
 
 /// Most rows of a call: a multiple of every vector's lanes.
-const MAX_ROWS: usize = SUPER_ROWS.next_multiple_of(16);
+const MAX_ROWS: usize = MAX_SCORE_ROWS.next_multiple_of(16);
 
 /// Turns scores into weights relative to the new maximum and updates the states of the rows.
 pub(crate) struct OnlineSoftmax<'a> {

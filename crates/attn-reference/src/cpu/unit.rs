@@ -14,7 +14,7 @@ use super::isa::Isa;
 use super::mask::Visibility;
 use super::merge::MergeStates;
 use super::pack::{KV_TILE, PackKeys, PackValues, PagedRows, Prefetch, Run, block_rows};
-use super::pv::{Accumulate, Rescale};
+use super::pv::{Accumulate, Rescale, Values};
 use super::qk::{ScoreRow, Scores};
 use super::scratch::{Dims, Scratch, TileParts};
 use super::softmax::{OnlineSoftmax, Softcap};
@@ -24,6 +24,15 @@ pub(crate) const CHUNK_LEN: usize = 1024;
 
 /// Rows whose scores are in the first-level cache at once; a multiple of every register block.
 pub(crate) const SUPER_ROWS: usize = 12;
+
+/// Rows up to which a KV head's step streams its keys instead of packing a whole tile.
+const STREAM_ROWS: usize = 24;
+
+/// Values packed at a time while streaming.
+const STREAM_KEYS: usize = 32;
+
+/// Most rows whose scores are held at once.
+pub(crate) const MAX_SCORE_ROWS: usize = if SUPER_ROWS > STREAM_ROWS { SUPER_ROWS } else { STREAM_ROWS };
 
 /// Most rows of a unit.
 pub(crate) const UNIT_ROWS: usize = 504;
@@ -56,6 +65,41 @@ pub(crate) struct UnitWork<'a> {
 struct Step {
     start: usize,
     kv_head: usize,
+}
+
+/// What some rows see of a tile, in columns.
+struct Seen {
+    /// Whole panels around all that any row sees.
+    columns: Range<usize>,
+    /// What every row sees; empty, at the end, where there is a custom mask.
+    common: Range<usize>,
+    /// Whether every row sees all of `columns`.
+    is_whole: bool,
+}
+
+/// Columns whose values are packed.
+struct Columns {
+    packed: Range<usize>,
+    room: usize,
+}
+
+/// Rows of output to add to.
+struct Sum<'a> {
+    isa: Isa,
+    width: usize,
+    probs: &'a [ScoreRow],
+    values: Values<'a>,
+    out: &'a mut [f32],
+}
+
+impl Sum<'_> {
+    fn add(&mut self, rows: Range<usize>, columns: Range<usize>) {
+        if columns.is_empty() {
+            return;
+        }
+        let out = &mut self.out[rows.start * self.width..rows.end * self.width];
+        self.isa.run(Accumulate { isa: self.isa, probs: &self.probs[rows], values: self.values, columns, out });
+    }
 }
 
 impl<'a> UnitWork<'a> {
@@ -114,22 +158,40 @@ impl<'a> UnitWork<'a> {
 
     /// One tile of one KV head: packs it, attends, and asks for the next one on the way.
     fn run_step(&self, step: Step, ahead: [Run<'a>; 2], parts: &mut TileParts<'_>) {
-        let rows_per_head = self.rows_per_head();
-        let num_supers = rows_per_head.div_ceil(SUPER_ROWS);
-        // Packing hides the wait where there is little else to do, the arithmetic where there is much.
-        let is_bound_by_memory = num_supers <= 2;
+        let rows = self.rows_per_head();
         let runs = self.runs(step);
-        self.pack(runs, if is_bound_by_memory { ahead } else { self.no_runs() }, parts);
+        if rows <= STREAM_ROWS {
+            return self.stream(step, runs, [ahead[0].part(0..0), ahead[1].part(0..0)], parts);
+        }
+        self.pack_keys(runs[0], ahead[0].part(0..0), parts);
+        self.pack_values(runs[1], ahead[1].part(0..0), KV_TILE, parts);
+        let num_supers = rows.div_ceil(SUPER_ROWS);
         for i in 0..num_supers {
-            let first = i * SUPER_ROWS;
-            let local = first..(first + SUPER_ROWS).min(rows_per_head);
+            let local = i * SUPER_ROWS..((i + 1) * SUPER_ROWS).min(rows);
             self.run_rows(step, runs[0].len, local, parts);
-            if !is_bound_by_memory {
-                for run in ahead {
-                    let part = run.len * i / num_supers..run.len * (i + 1) / num_supers;
-                    self.isa.run(Prefetch(Run { start: run.start + part.start, len: part.len(), ..run }));
-                }
+            for run in ahead {
+                let part = run.len * i / num_supers..run.len * (i + 1) / num_supers;
+                self.isa.run(Prefetch(run.part(part)));
             }
+        }
+    }
+
+    /// A step with few rows, bound by the reading of keys and values: packs a panel at a time, used while it is in the
+    /// first-level cache.
+    fn stream(&self, step: Step, [keys, values]: [Run<'a>; 2], ahead: [Run<'a>; 2], parts: &mut TileParts<'_>) {
+        let local = 0..self.rows_per_head();
+        let Some(seen) = self.seen(step, keys.len, local.clone()) else { return };
+        let panel = self.isa.panel();
+        for first in seen.columns.clone().step_by(panel) {
+            self.pack_keys(keys.part(first..first + panel), ahead[0].part(first..first + panel), parts);
+            self.scores(step, local.clone(), first..first + panel, 0, parts);
+        }
+        self.softmax(step, local.clone(), &seen, parts);
+        let columns = seen.columns.start..seen.columns.end.min(keys.len);
+        for first in columns.clone().step_by(STREAM_KEYS) {
+            let part = first..(first + STREAM_KEYS).min(columns.end);
+            self.pack_values(values.part(part.clone()), ahead[1].part(first..first + STREAM_KEYS), STREAM_KEYS, parts);
+            self.accumulate(step, local.clone(), &seen, Columns { packed: part, room: STREAM_KEYS }, parts);
         }
     }
 
@@ -147,52 +209,116 @@ impl<'a> UnitWork<'a> {
         [self.keys, self.values].map(|rows| Run { rows, start: 0, len: 0 })
     }
 
-    fn pack(&self, runs: [Run<'a>; 2], ahead: [Run<'a>; 2], parts: &mut TileParts<'_>) {
+    fn pack_keys(&self, run: Run<'_>, ahead: Run<'_>, parts: &mut TileParts<'_>) {
         let stage = &mut parts.stage[..self.dims.qk_padded * self.isa.panel() / 2];
-        self.isa.run(PackKeys { run: runs[0], ahead: ahead[0], stage, tile: &mut *parts.keys });
-        self.isa.run(PackValues { run: runs[1], ahead: ahead[1], tile: &mut *parts.values });
+        self.isa.run(PackKeys { run, ahead, stage, tile: &mut *parts.keys });
     }
 
-    /// One step for a few of the rows of its KV head.
+    fn pack_values(&self, run: Run<'_>, ahead: Run<'_>, room: usize, parts: &mut TileParts<'_>) {
+        self.isa.run(PackValues { run, ahead, room, tile: &mut *parts.values });
+    }
+
+    /// One packed step for a few of the rows of its KV head.
     fn run_rows(&self, step: Step, len: usize, local: Range<usize>, parts: &mut TileParts<'_>) {
+        let Some(seen) = self.seen(step, len, local.clone()) else { return };
+        self.scores(step, local.clone(), seen.columns.clone(), seen.columns.start, parts);
+        self.softmax(step, local.clone(), &seen, parts);
+        self.accumulate(step, local, &seen, Columns { packed: 0..len, room: KV_TILE }, parts);
+    }
+
+    /// What some rows see of a tile; `None` where they see nothing.
+    fn seen(&self, step: Step, len: usize, local: Range<usize>) -> Option<Seen> {
         let (first, last) = (self.token_of(local.start), self.token_of(local.end - 1));
-        let (low, high) = (self.visibility.columns(first, step.start, len), self.visibility.columns(last, step.start, len));
+        let low = self.visibility.columns(first, step.start, len);
+        let high = self.visibility.columns(last, step.start, len);
         // Both ends of a token's columns ascend with the token.
         let (union, common) = (low.start..high.end, high.start..low.end);
         if union.is_empty() {
-            return;
+            return None;
         }
         let panel = self.isa.panel();
         let columns = union.start / panel * panel..union.end.next_multiple_of(panel);
         let is_whole = common == columns && self.visibility.custom.is_none();
-        let scores = &mut parts.scores[..local.len()];
+        let has_common = self.visibility.custom.is_none() && !common.is_empty();
+        let common = if has_common { common } else { columns.end..columns.end };
+        Some(Seen { columns, common, is_whole })
+    }
+
+    /// Scores of some rows in whole panels of columns; the packed keys begin with column `packed`.
+    fn scores(&self, step: Step, local: Range<usize>, columns: Range<usize>, from: usize, parts: &mut TileParts<'_>) {
+        let panel = self.isa.panel();
         self.isa.run(Scores {
             isa: self.isa,
             queries: &parts.queries[self.block_start(step.kv_head, local.start)..],
-            keys: parts.keys,
+            keys: &parts.keys[from * self.dims.qk_padded..],
             dim: self.dims.qk,
             dim_padded: self.dims.qk_padded,
             panels: columns.start / panel..columns.end / panel,
-            scores,
+            scores: &mut parts.scores[..local.len()],
         });
-        self.adjust(step, local.clone(), columns.clone(), !is_whole, scores);
-        let offset = step.kv_head * self.rows_per_head();
-        let rows = offset + local.start..offset + local.end;
-        let mut factors = [0.0; SUPER_ROWS];
+    }
+
+    /// Scores to weights; the states and outputs follow the new maxima.
+    fn softmax(&self, step: Step, local: Range<usize>, seen: &Seen, parts: &mut TileParts<'_>) {
+        let scores = &mut parts.scores[..local.len()];
+        self.adjust(step, local.clone(), seen.columns.clone(), !seen.is_whole, scores);
+        let rows = self.rows_of(step, &local);
+        let mut factors = [0.0; MAX_SCORE_ROWS];
         let factors = &mut factors[..rows.len()];
         let (max, sum) = (&mut parts.chunk.max[rows.clone()], &mut parts.chunk.sum[rows.clone()]);
-        let any = self.isa.run(OnlineSoftmax { scores, columns, max, sum, factors });
-        let width = self.dims.vo_padded;
-        let out = &mut parts.chunk.out.all_mut()[rows.start * width..rows.end * width];
+        let any = self.isa.run(OnlineSoftmax { scores, columns: seen.columns.clone(), max, sum, factors });
         if any {
+            let width = self.dims.vo_padded;
+            let out = &mut parts.chunk.out.all_mut()[rows.start * width..rows.end * width];
             self.isa.run(Rescale { factors, out });
         }
-        let values = &*parts.values;
-        if is_whole {
-            self.isa.run(Accumulate { isa: self.isa, probs: scores, values, columns: common, out });
-        } else {
-            self.accumulate_masked(step.start, len, local, scores, values, out);
+    }
+
+    /// `O += P V` over just the packed columns that each row sees: those that all rows see together, the others token
+    /// by token; in ascending order for every row.
+    fn accumulate(&self, step: Step, local: Range<usize>, seen: &Seen, columns: Columns, parts: &mut TileParts<'_>) {
+        let (rows, width) = (self.rows_of(step, &local), self.dims.vo_padded);
+        let mut sum = Sum {
+            isa: self.isa,
+            width,
+            probs: &parts.scores[..rows.len()],
+            values: Values { tile: parts.values, room: columns.room, first: columns.packed.start },
+            out: &mut parts.chunk.out.all_mut()[rows.start * width..rows.end * width],
+        };
+        let packed = columns.packed;
+        let clip = |x: usize| x.clamp(packed.start, packed.end);
+        let common = clip(seen.common.start)..clip(seen.common.end);
+        if seen.is_whole {
+            return sum.add(0..local.len(), common);
         }
+        let (first, last) = (self.token_of(local.start), self.token_of(local.end - 1));
+        let rows_of_token = |token: usize| {
+            let begin = (token - self.tokens.start) * self.heads;
+            begin.max(local.start) - local.start..(begin + self.heads).min(local.end) - local.start
+        };
+        let seen_by = |token: usize| {
+            let columns = self.visibility.columns(token, step.start, packed.end);
+            clip(columns.start)..clip(columns.end)
+        };
+        for token in first..=last {
+            let mut left = seen_by(token);
+            left.end = left.end.min(common.start.max(packed.start));
+            while let Some(run) = self.visibility.next_run(token, step.start, left.clone()) {
+                left.start = run.end;
+                sum.add(rows_of_token(token), run);
+            }
+        }
+        sum.add(0..local.len(), common.clone());
+        for token in first..=last {
+            let columns = seen_by(token);
+            sum.add(rows_of_token(token), columns.start.max(common.end)..columns.end);
+        }
+    }
+
+    /// The rows of the unit that are some rows of a KV head.
+    fn rows_of(&self, step: Step, local: &Range<usize>) -> Range<usize> {
+        let offset = step.kv_head * self.rows_per_head();
+        offset + local.start..offset + local.end
     }
 
     /// What comes between q·k and the softmax: softcap, `ALiBi`, masks.
@@ -206,50 +332,6 @@ impl<'a> UnitWork<'a> {
         if mask {
             for (row, scores) in local.zip(scores) {
                 self.visibility.mask_row(self.token_of(row), step.start, scores);
-            }
-        }
-    }
-
-    /// `O += P V` over just the columns that each row sees: those that all rows see together, the others token by
-    /// token; in ascending order for every row.
-    fn accumulate_masked(
-        &self,
-        start: usize,
-        len: usize,
-        rows: Range<usize>,
-        probs: &[ScoreRow],
-        values: &[f32],
-        out: &mut [f32],
-    ) {
-        let width = self.dims.vo_padded;
-        let (first, last) = (self.token_of(rows.start), self.token_of(rows.end - 1));
-        let low = self.visibility.columns(last, start, len).start;
-        let high = self.visibility.columns(first, start, len).end;
-        let common = if self.visibility.custom.is_some() || low >= high { len..len } else { low..high };
-        let rows_of = |token: usize| {
-            let begin = (token - self.tokens.start) * self.heads;
-            begin.max(rows.start) - rows.start..(begin + self.heads).min(rows.end) - rows.start
-        };
-        let mut add = |local: Range<usize>, columns: Range<usize>| {
-            let out = &mut out[local.start * width..local.end * width];
-            self.isa.run(Accumulate { isa: self.isa, probs: &probs[local], values, columns, out });
-        };
-        for token in first..=last {
-            let columns = self.visibility.columns(token, start, len);
-            let mut from = columns.start;
-            let end = columns.end.min(common.start);
-            while let Some(run) = self.visibility.next_run(token, start, from, end) {
-                from = run.end;
-                add(rows_of(token), run);
-            }
-        }
-        if !common.is_empty() {
-            add(0..rows.len(), common.clone());
-            for token in first..=last {
-                let columns = self.visibility.columns(token, start, len);
-                if columns.end > common.end {
-                    add(rows_of(token), common.end..columns.end);
-                }
             }
         }
     }

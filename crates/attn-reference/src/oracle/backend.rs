@@ -8,7 +8,7 @@ use attn_metadata::plan::{Chunking, Plan, PlanConfig, PlanReport};
 use attn_metadata::{
     AttentionBackend, BackendConfig, BackendEntry, Batch, BatchLimits, Bucket, Capabilities, CaptureError,
     CaptureLimits, DimRule, FeatureSet, Host, Io, Kv, Lse, ModelSpec, PoolShape, PrepareError, Prepared, RunError,
-    SizeRule, StampIssuer, SubBatch, check_batch, check_io,
+    SizeRule, Steps, SubBatch, check_batch, check_io,
 };
 use kvpool::{Dtype, HostTensorMut, KvDtype, Slot};
 
@@ -46,10 +46,7 @@ pub struct OracleBackend {
     model: Arc<ModelSpec>,
     limits: BatchLimits,
     capabilities: Capabilities,
-    stamps: StampIssuer,
-    eager: Batch,
-    capture: Option<CaptureLimits>,
-    captured: Vec<(u64, Batch)>,
+    steps: Steps<Batch>,
 }
 
 impl OracleBackend {
@@ -61,18 +58,8 @@ impl OracleBackend {
             model: Arc::clone(&config.model),
             limits: config.limits,
             capabilities: capabilities(),
-            stamps: StampIssuer::default(),
-            eager: Batch::empty(pool),
-            capture: None,
-            captured: Vec::new(),
+            steps: Steps::new(Batch::empty(pool)),
         }
-    }
-
-    fn batch_of(&self, step: &Prepared) -> Result<&Batch, RunError> {
-        let find = |generation| self.captured.iter().find(|(g, _)| *g == generation).map(|(_, batch)| batch);
-        self.stamps.check(step, |generation| find(generation).is_some())?;
-        let captured = || find(StampIssuer::generation(step)).expect("a checked stamp has its batch");
-        Ok(if step.bucket().is_some() { captured() } else { &self.eager })
     }
 }
 
@@ -91,12 +78,14 @@ impl AttentionBackend<Host> for OracleBackend {
 
     fn prepare_metadata(&mut self, batch: &Batch) -> Result<Prepared, PrepareError> {
         check_batch(NAME, batch, &self.model, &self.limits, &self.capabilities)?;
-        copy_batch(batch, &mut self.eager);
-        Ok(self.stamps.issue(batch))
+        self.steps.prepare(batch, |kept| {
+            copy_batch(batch, kept);
+            Ok(())
+        })
     }
 
     fn forward(&mut self, step: &Prepared, layer: usize, io: Io<'_, Host>) -> Result<(), RunError> {
-        let batch = self.batch_of(step)?;
+        let batch = self.steps.get(step)?;
         check_io(&self.model, step, layer, &io)?;
         let spec = &self.model.layers()[layer];
         let Io { q, kv, out, lse } = io;
@@ -113,7 +102,7 @@ impl AttentionBackend<Host> for OracleBackend {
     }
 
     fn explain(&self, step: &Prepared) -> Result<PlanReport, RunError> {
-        let batch = self.batch_of(step)?;
+        let batch = self.steps.get(step)?;
         let chunking = Chunking { chunk_len: u32::MAX, max_q_len: u32::MAX };
         let config = PlanConfig { tile_len: 1, chunking, num_workers: 1, unit_overhead: 0 };
         let plan = |group: &attn_metadata::PlanGroup| {
@@ -126,55 +115,27 @@ impl AttentionBackend<Host> for OracleBackend {
     }
 
     fn init_capture_graph(&mut self, limits: &CaptureLimits) -> Result<(), CaptureError> {
-        limits.validate()?;
-        self.capture = Some(limits.clone());
-        self.captured.clear();
-        Ok(())
+        self.steps.init_capture(limits)
     }
 
     fn prepare_for_capture(&mut self, bucket: Bucket) -> Result<Prepared, CaptureError> {
-        let limits = self.capture.as_ref().ok_or(CaptureError::NotInitialised)?;
-        if !limits.buckets.contains(&bucket) {
-            return Err(CaptureError::UnknownBucket { bucket });
-        }
-        let step = self.stamps.issue_captured(bucket, limits.num_pool_pages, limits.appends);
-        let pool = PoolShape { num_pages: limits.num_pool_pages, page_size: self.model.page_size() };
-        self.captured.push((StampIssuer::generation(&step), Batch::empty(pool)));
-        Ok(step)
+        let page_size = self.model.page_size();
+        self.steps.capture(bucket, |limits| Ok(Batch::empty(PoolShape { num_pages: limits.num_pool_pages, page_size })))
     }
 
     fn prepare_for_replay(&mut self, step: &mut Prepared, batch: &Batch) -> Result<(), CaptureError> {
-        let bucket = step.bucket().ok_or(CaptureError::NotCaptured)?;
-        self.batch_of(step).map_err(CaptureError::Stale)?;
-        let limits = self.capture.as_ref().ok_or(CaptureError::NotInitialised)?;
-        check_replay(batch, bucket, limits)?;
-        check_batch(NAME, batch, &self.model, &BatchLimits::NONE, &self.capabilities)?;
-        let generation = StampIssuer::generation(step);
-        let (_, kept) = self.captured.iter_mut().find(|(g, _)| *g == generation).expect("the step was checked");
-        copy_batch(batch, kept);
-        Ok(())
+        let Self { steps, model, capabilities, .. } = self;
+        steps.replay(step, batch, |kept, _| {
+            check_batch(NAME, batch, model, &BatchLimits::NONE, capabilities)?;
+            copy_batch(batch, kept);
+            Ok(())
+        })
     }
 }
 
 /// A sub-batch of all requests that also does all the rest is a copy, and reuses memory.
 fn copy_batch(batch: &Batch, into: &mut Batch) {
     batch.select_into(into, SubBatch::First, |_| true);
-}
-
-fn check_replay(batch: &Batch, bucket: Bucket, limits: &CaptureLimits) -> Result<(), CaptureError> {
-    let sizes = [
-        ("requests", batch.requests().len() as u64, bucket.num_requests),
-        ("rows", u64::from(batch.num_rows()), bucket.num_rows),
-        ("KV tokens in one request", u64::from(batch.max_kv_len()), limits.max_kv_len),
-        ("pool pages", u64::from(batch.pool().num_pages), limits.num_pool_pages),
-    ];
-    if let Some((what, got, limit)) = sizes.into_iter().find(|(_, got, limit)| *got > u64::from(*limit)) {
-        return Err(CaptureError::OverBucket { what, got, limit: u64::from(limit) });
-    }
-    if batch.slot_mapping().is_some() != limits.appends {
-        return Err(CaptureError::AppendMismatch { captured_appends: limits.appends });
-    }
-    Ok(())
 }
 
 /// The batch's slots, with padding up to the rows of the call.
