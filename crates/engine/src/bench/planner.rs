@@ -10,7 +10,7 @@ use rand::rngs::StdRng;
 use serde::{Deserialize, Serialize};
 
 use super::measure::median;
-use super::problem::{ProblemError, Tables};
+use super::problem::{ProblemError, Tables, pool_of};
 use super::workload::{KvWidth, Workload};
 use crate::backends::create_backend;
 use crate::replay::ReplayError;
@@ -86,7 +86,7 @@ fn decode_batch(num_requests: usize) -> Result<(Tables, Batch), ProblemError> {
         q_dtype: Some("f32".to_owned()),
         append: true,
     };
-    let tables = Tables::new(&workload, &mut StdRng::seed_from_u64(1))?;
+    let tables = Tables::new(&workload, pool_of(&workload)?, &mut StdRng::seed_from_u64(1));
     let batch = tables.batch(true)?;
     Ok((tables, batch))
 }

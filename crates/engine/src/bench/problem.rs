@@ -55,20 +55,19 @@ pub fn problem_of(workload: &Workload, seed: u64, available_bytes: u64) -> Resul
     let base = LayerParams { window_left: workload.window_left(), ..LayerParams::causal(heads) };
     let layer = Layer::new(base)?;
     let (dtype, kv_dtype) = (workload.activation_dtype()?, workload.stored_dtype()?);
-    let tables = Tables::new(workload, &mut rng)?;
-    let page = KvPageShape {
-        page_size: tables.pool.page_size,
-        num_kv_heads,
-        head_dim_k: head_dim_qk,
-        head_dim_v: head_dim_vo,
-    };
-    let shape = page.with_pages(tables.pool.num_pages)?;
-    let rows = workload.q_lens.iter().map(|&n| u64::from(n)).sum::<u64>();
+    let pool = pool_of(workload)?;
+    let page =
+        KvPageShape { page_size: pool.page_size, num_kv_heads, head_dim_k: head_dim_qk, head_dim_v: head_dim_vo };
+    let shape = page.with_pages(pool.num_pages)?;
+    let rows: u64 = workload.q_lens.iter().map(|&n| u64::from(n)).sum();
     let row_bytes = 4 * u64::from(num_qo_heads) * u64::from(head_dim_qk + head_dim_vo);
-    let needed = shape.bytes(kv_dtype).saturating_add(rows.saturating_mul(row_bytes));
+    // The tables are held twice, by the workload and by the batch.
+    let table_bytes = 8 * u64::from(pool.num_pages);
+    let needed = shape.bytes(kv_dtype).saturating_add(rows.saturating_mul(row_bytes)).saturating_add(table_bytes);
     if needed > available_bytes {
         return Err(ProblemError::Memory { needed_mib: needed >> 20, available_mib: available_bytes >> 20 });
     }
+    let tables = Tables::new(workload, pool, &mut rng);
     let batch = tables.batch(workload.append)?;
     let mut normal = Normal::new(&mut rng);
     let mut cache = HostKv::new(shape, KvLayout::Nhd, format_of(kv_dtype)?)?;
@@ -100,23 +99,22 @@ pub(super) struct Tables {
     slots: Vec<Slot>,
 }
 
+/// Just the pages that the requests need.
+pub(super) fn pool_of(workload: &Workload) -> Result<PoolShape, ShapeError> {
+    let page_size = PageSize::new(workload.page)?;
+    let pages = |kv_len: &u32| u64::from(kv_len.div_ceil(page_size.get()));
+    let num_pages: u64 = workload.kv_lens.iter().map(pages).sum();
+    let max = u64::from(i32::MAX.unsigned_abs());
+    let too_many = ShapeError::TooManySlots { num_pages, page_size: page_size.get(), max };
+    let num_pages = u32::try_from(num_pages).ok().filter(|n| u64::from(*n) * u64::from(page_size.get()) <= max);
+    num_pages.map(|num_pages| PoolShape { num_pages, page_size }).ok_or(too_many)
+}
+
 impl Tables {
-    /// The pool has just the pages that the requests need, in random order.
-    pub(super) fn new(workload: &Workload, rng: &mut StdRng) -> Result<Self, ProblemError> {
-        let page_size = PageSize::new(workload.page)?;
-        let num_pages = |kv_len: u32| kv_len.div_ceil(page_size.get());
-        let total: u64 = workload.kv_lens.iter().map(|&kv_len| u64::from(num_pages(kv_len))).sum();
-        let too_large = || ShapeError::TooManySlots {
-            num_pages: total,
-            page_size: page_size.get(),
-            max: u64::from(i32::MAX.unsigned_abs()),
-        };
-        let total =
-            i32::try_from(total.saturating_mul(page_size.get().into())).map(|_| total).map_err(|_| too_large())?;
-        let total = u32::try_from(total).map_err(|_| too_large())?;
-        let mut kv_indices: Vec<i32> = (0..total.cast_signed()).collect();
+    /// Each request has its pages in random order.
+    pub(super) fn new(workload: &Workload, pool: PoolShape, rng: &mut StdRng) -> Self {
+        let mut kv_indices: Vec<i32> = (0..pool.num_pages.cast_signed()).collect();
         kv_indices.shuffle(rng);
-        let pool = PoolShape { num_pages: total, page_size };
         let mut tables = Self {
             pool,
             qo_indptr: vec![0],
@@ -126,9 +124,9 @@ impl Tables {
             slots: Vec::new(),
         };
         for (&q_len, &kv_len) in workload.q_lens.iter().zip(&workload.kv_lens) {
-            tables.push(q_len, kv_len, num_pages(kv_len));
+            tables.push(q_len, kv_len, kv_len.div_ceil(pool.page_size.get()));
         }
-        Ok(tables)
+        tables
     }
 
     fn push(&mut self, q_len: u32, kv_len: u32, num_pages: u32) {

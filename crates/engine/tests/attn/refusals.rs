@@ -244,7 +244,7 @@ fn what_is_no_safetensors_file_is_refused() {
         let garbage: Vec<u8> = (0..len).map(|_| random.next().to_le_bytes()[0]).collect();
         trial.refuses_bytes("random bytes", &garbage, "not a whole safetensors file");
     }
-    let mut huge = bytes.clone();
+    let mut huge = bytes;
     huge[..8].copy_from_slice(&u64::MAX.to_le_bytes());
     trial.refuses_bytes("a huge header", &huge, "not a whole safetensors file");
     trial.refuses_path("a missing file", &trial.dir.join("nowhere.safetensors"), "No such file");

@@ -233,7 +233,7 @@ impl File {
 
     pub fn bytes(&self) -> Vec<u8> {
         let metadata = self.params.clone().map(|text| HashMap::from([("attn".to_owned(), text)]));
-        safetensors::serialize(self.tensors.iter().map(|(name, tensor)| (name, tensor)), metadata).unwrap()
+        safetensors::serialize(self.tensors.iter(), metadata).unwrap()
     }
 
     pub fn read(path: &Path) -> Self {
