@@ -1,13 +1,15 @@
 //! The workspace's own commands: `cargo xtask --help` lists them.
 //!
 //! One file a command, and one for each thing that commands share: the workspace (`workspace`), steps and
-//! their table (`step`, `table`), the model file (`model`), the `attn` binary (`attn`).
+//! their table (`step`, `table`), the model file (`model`), the `attn` binary (`attn`), names (`backend_name`).
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line program talks to its user")]
 
 mod attn;
+mod backend_name;
 mod check;
 mod demo;
 mod model;
+mod new_backend;
 mod real_model;
 mod step;
 mod table;
@@ -37,6 +39,8 @@ enum Task {
     Model,
     /// Compare the model's greedy text with recorded text, over page sizes, prefill chunks and backends
     RealModel,
+    /// Write a crate with a new backend that passes the conformance suite, and register it
+    NewBackend(new_backend::Args),
 }
 
 fn main() -> ExitCode {
@@ -61,6 +65,7 @@ fn run(task: &Task) -> anyhow::Result<bool> {
             Ok(true)
         }
         Task::RealModel => real_model::run(&workspace),
+        Task::NewBackend(args) => new_backend::run(&workspace, args),
     }
 }
 

@@ -21,6 +21,12 @@ impl Workspace {
         Ok(Self { root })
     }
 
+    /// A workspace elsewhere.
+    #[cfg(test)]
+    pub(crate) fn at(root: PathBuf) -> Self {
+        Self { root }
+    }
+
     /// A path inside the workspace.
     pub(crate) fn path(&self, relative: impl AsRef<Path>) -> PathBuf {
         self.root.join(relative)
