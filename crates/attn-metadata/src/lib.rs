@@ -36,6 +36,6 @@ pub use hybrid::HybridBackend;
 pub use layer::{HeadShape, Layer, LayerError, LayerParams};
 pub use lse::{Lse, StateShapeError, merge_state, merge_states};
 pub use model::{ModelSpec, ModelSpecError, PlanGroup};
-pub use registry::{BackendEntry, BoxedBackend, Registry, Rejection, SelectError, Selection};
+pub use registry::{Alias, BackendEntry, BoxedBackend, Registry, Rejection, SelectError, Selection};
 pub use space::{CacheFacts, Io, Kv, Space, TensorFacts};
 pub use steps::{Prepared, Steps};

@@ -33,10 +33,22 @@ pub struct BackendEntry<S: Space> {
     pub create: fn(&BackendConfig<S>) -> Result<BoxedBackend<S>, CreateError>,
 }
 
-/// The backends of a space, in order of preference.
+/// A name by which another system knows something like one of ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Alias {
+    /// Their name.
+    pub name: &'static str,
+    /// Our nearest backend, or `None` where there is nothing near.
+    pub target: Option<&'static str>,
+    /// What it is there, and so why this target or none.
+    pub note: &'static str,
+}
+
+/// The backends of a space, in order of preference, and names of other systems for them.
 #[derive(Clone, Debug)]
 pub struct Registry<S: Space> {
     entries: Vec<BackendEntry<S>>,
+    aliases: Vec<Alias>,
 }
 
 /// A backend that was not chosen.
@@ -55,6 +67,8 @@ pub struct Selection {
     pub extend: &'static str,
     /// Backend for requests that decode.
     pub decode: &'static str,
+    /// What to know about the names that were given, where they are another system's.
+    pub notes: Vec<String>,
     /// Every other backend with its reasons.
     pub rejected: Vec<Rejection>,
 }
@@ -65,6 +79,9 @@ impl fmt::Display for Selection {
             f.write_str(self.extend)?;
         } else {
             write!(f, "{} for prefill, {} for decode", self.extend, self.decode)?;
+        }
+        for note in &self.notes {
+            write!(f, "\n  note: {note}")?;
         }
         for Rejection { name, reasons } in &self.rejected {
             write!(f, "\n  not {name}: {}", reasons.join("; "))?;
@@ -82,6 +99,16 @@ pub enum SelectError {
     Unknown {
         /// The name asked for.
         name: String,
+        /// The names there are.
+        known: Vec<&'static str>,
+    },
+    /// Another system's name for something that is not here.
+    #[error("there is nothing like attention backend {name} here: {why}; there are: auto, {}", known.join(", "))]
+    NoCounterpart {
+        /// The name asked for.
+        name: &'static str,
+        /// What it is, and so why not.
+        why: &'static str,
         /// The names there are.
         known: Vec<&'static str>,
     },
@@ -114,7 +141,20 @@ impl<S: Space> Registry<S> {
     /// A registry; earlier entries are preferred by `auto`.
     #[must_use]
     pub const fn new(entries: Vec<BackendEntry<S>>) -> Self {
-        Self { entries }
+        Self { entries, aliases: Vec::new() }
+    }
+
+    /// The same with names of other systems. A backend's own name comes before an alias.
+    #[must_use]
+    pub fn with_aliases(mut self, aliases: &[Alias]) -> Self {
+        self.aliases.extend_from_slice(aliases);
+        self
+    }
+
+    /// Names of other systems, in the order given.
+    #[must_use]
+    pub fn aliases(&self) -> &[Alias] {
+        &self.aliases
     }
 
     /// The entries, in order of preference.
@@ -140,16 +180,19 @@ impl<S: Space> Registry<S> {
             [extend, decode] if !extend.is_empty() && !decode.is_empty() => (extend, decode),
             _ => return Err(SelectError::Malformed { text: choice.to_owned() }),
         };
-        let auto = |name: &str| {
+        let mut notes = Vec::new();
+        let mut choose = |name: &str| {
+            let name = self.own_name(name, &mut notes)?;
             if name == "auto" {
                 self.select_auto(model, device).map(|s| s.extend)
             } else {
                 self.named(name, model, device)
             }
         };
-        let (extend, decode) = (auto(extend)?, auto(decode)?);
+        let chosen = choose(extend)?;
+        let (extend, decode) = (chosen, if decode == extend { chosen } else { choose(decode)? });
         let rejected = self.others(&[extend, decode], model, device);
-        Ok(Selection { extend, decode, rejected })
+        Ok(Selection { extend, decode, notes, rejected })
     }
 
     /// Chooses and makes a backend.
@@ -171,9 +214,25 @@ impl<S: Space> Registry<S> {
         self.entries.iter().find(|e| e.name == name)
     }
 
+    /// The name itself, or what it stands for where it is another system's.
+    fn own_name<'a>(&'a self, name: &'a str, notes: &mut Vec<String>) -> Result<&'a str, SelectError> {
+        let alias = self.aliases.iter().find(|alias| alias.name == name && self.entry(name).is_none());
+        let Some(&Alias { name, target, note }) = alias else { return Ok(name) };
+        let target = target.filter(|target| self.entry(target).is_some());
+        let Some(target) = target else {
+            return Err(SelectError::NoCounterpart { name, why: note, known: self.names() });
+        };
+        notes.push(format!("{name} stands for {target} here: {note}"));
+        Ok(target)
+    }
+
+    fn names(&self) -> Vec<&'static str> {
+        self.entries.iter().map(|entry| entry.name).collect()
+    }
+
     fn named(&self, name: &str, model: &ModelSpec, device: &S::Device) -> Result<&'static str, SelectError> {
-        let known = || self.entries.iter().map(|e| e.name).collect();
-        let entry = self.entry(name).ok_or_else(|| SelectError::Unknown { name: name.to_owned(), known: known() })?;
+        let unknown = || SelectError::Unknown { name: name.to_owned(), known: self.names() };
+        let entry = self.entry(name).ok_or_else(unknown)?;
         match check(entry, model, device) {
             Ok(()) => Ok(entry.name),
             Err(reasons) => Err(SelectError::Unsupported { name: entry.name, reasons }),
@@ -186,7 +245,7 @@ impl<S: Space> Registry<S> {
             return Err(SelectError::NoneFits { rejected: self.others(&[], model, device) });
         };
         let rejected = self.others(&[chosen], model, device);
-        Ok(Selection { extend: chosen, decode: chosen, rejected })
+        Ok(Selection { extend: chosen, decode: chosen, notes: Vec::new(), rejected })
     }
 
     /// Why each backend that is not among the chosen ones was not.

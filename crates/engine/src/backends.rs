@@ -5,6 +5,8 @@
 
 use attn_metadata::{BackendConfig, BackendEntry, BoxedBackend, Host, Registry, SelectError, Selection};
 
+use crate::aliases;
+
 /// The rows, in order of preference.
 const ROWS: &[fn() -> BackendEntry<Host>] = &[
     attn_reference::cpu::entry,
@@ -15,7 +17,7 @@ const ROWS: &[fn() -> BackendEntry<Host>] = &[
 /// The backends that run in main memory.
 #[must_use]
 pub fn host_registry() -> Registry<Host> {
-    Registry::new(ROWS.iter().map(|row| row()).collect())
+    Registry::new(ROWS.iter().map(|row| row()).collect()).with_aliases(aliases::SGLANG)
 }
 
 /// Chooses and makes a backend: `choice` is a name, a pair `"prefill,decode"` or `"auto"`.

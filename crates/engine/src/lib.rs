@@ -5,6 +5,7 @@
 //! attention problems from files, [`bench`], [`doctor`], and [`report`], which turns all of that into text.
 #![forbid(unsafe_code)]
 
+pub mod aliases;
 pub mod backends;
 pub mod bench;
 pub mod demo;

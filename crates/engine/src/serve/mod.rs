@@ -11,6 +11,7 @@
 mod attention;
 mod error;
 mod job;
+mod metrics;
 mod request;
 mod scheduler;
 mod session;
@@ -18,6 +19,7 @@ mod stats;
 mod step;
 
 pub use error::{ServeError, StepError, SubmitError};
+pub use metrics::{Metrics, StepTimes};
 pub use request::{Completion, Event, FinishReason, RequestId, RequestSpec};
 pub use scheduler::SchedulerConfig;
 pub use session::{Session, SessionConfig};

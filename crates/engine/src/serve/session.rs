@@ -5,11 +5,13 @@ use std::fmt;
 use std::sync::Arc;
 
 use attn_metadata::{BackendConfig, BatchLimits, BoxedBackend, Host, HostDevice, ModelSpec, PoolShape, Selection};
+use attn_reference::verify::{VerifyBackend, VerifyHandle, VerifyReport};
 use kvpool::{Dtype, HostKv, KvFormat, KvLayout, KvShape, PagePool, PageSize};
 use page_table::PageTable;
 
 use super::error::{ServeError, StepError, SubmitError};
 use super::job::Job;
+use super::metrics::{Metrics, StepTimes};
 use super::request::{Completion, Event, FinishReason, RequestId, RequestSpec};
 use super::scheduler::{Pages as _, Scheduler, SchedulerConfig};
 use super::stats::Stats;
@@ -33,6 +35,8 @@ pub struct SessionConfig {
     pub backend: String,
     /// Threads of the backend.
     pub device: HostDevice,
+    /// Compares the first step and every n-th after it with the oracle; 0: never.
+    pub verify_every: u64,
 }
 
 /// Requests over one model, one pool and one backend.
@@ -41,12 +45,14 @@ pub struct Session {
     max_len: usize,
     pub(super) backend: BoxedBackend<Host>,
     selection: Selection,
+    verify: Option<VerifyHandle>,
     pub(super) table: PageTable,
     pub(super) caches: Vec<HostKv>,
     pub(super) scheduler: Scheduler,
     next_id: u64,
     pub(super) completions: VecDeque<Completion>,
     pub(super) stats: Stats,
+    pub(super) step_times: StepTimes,
     pub(super) step: StepBuffers,
 }
 
@@ -79,18 +85,21 @@ impl Session {
         let spec = ModelSpec::new(model.layers().to_vec(), Dtype::F32, kv_dtype, config.page_size)?;
         let backend = BackendConfig { model: Arc::new(spec), limits: BatchLimits::NONE, device: config.device };
         let (backend, selection) = create_backend(&config.backend, &backend)?;
+        let (backend, verify) = shadow(backend, config.verify_every);
         let shape = PoolShape { num_pages: config.num_pages, page_size: config.page_size };
         Ok(Self {
             vocab_size: model.vocab_size(),
             max_len: model.max_len(),
             backend,
             selection,
+            verify,
             table: PageTable::new(pool),
             caches,
             scheduler: Scheduler::new(config.scheduler, config.page_size),
             next_id: 0,
             completions: VecDeque::new(),
             stats: Stats::default(),
+            step_times: StepTimes::default(),
             step: StepBuffers::new(shape),
         })
     }
@@ -99,6 +108,26 @@ impl Session {
     #[must_use]
     pub const fn selection(&self) -> &Selection {
         &self.selection
+    }
+
+    /// Errors against the oracle so far, where steps are compared with it.
+    #[must_use]
+    pub fn verify_report(&self) -> Option<VerifyReport> {
+        self.verify.as_ref().map(VerifyHandle::report)
+    }
+
+    /// What the session looks like now.
+    #[must_use]
+    pub fn metrics(&self) -> Metrics {
+        let pages = self.table.pool().counts();
+        Metrics {
+            num_waiting: self.scheduler.waiting.len(),
+            num_running: self.scheduler.running.len(),
+            free_pages: pages.free,
+            total_pages: pages.total,
+            stats: self.stats,
+            step_times: self.step_times.clone(),
+        }
     }
 
     /// Counters so far.
@@ -199,6 +228,16 @@ impl Session {
         }
         Ok(())
     }
+}
+
+/// Puts the oracle behind a backend, where steps are to be compared.
+fn shadow(backend: BoxedBackend<Host>, every: u64) -> (BoxedBackend<Host>, Option<VerifyHandle>) {
+    if every == 0 {
+        return (backend, None);
+    }
+    let backend = VerifyBackend::new(backend, every);
+    let handle = backend.handle();
+    (Box::new(backend), Some(handle))
 }
 
 fn make_caches(model: &dyn LanguageModel, config: &SessionConfig) -> Result<Vec<HostKv>, ServeError> {

@@ -46,7 +46,10 @@ impl Session {
         self.take_pages()?;
         let logits = self.run(model, begin);
         match logits.and_then(|logits| self.sample(&logits, on_event)) {
-            Ok(()) => Ok(true),
+            Ok(()) => {
+                self.step_times.add(begin.elapsed());
+                Ok(true)
+            }
             Err(error) => {
                 self.give_pages_back();
                 Err(error)

@@ -20,6 +20,7 @@ fn config(page_size: u32, num_pages: u32) -> SessionConfig {
         scheduler: SchedulerConfig::default(),
         backend: "auto".to_owned(),
         device: HostDevice { num_threads: Some(2) },
+        verify_every: 0,
     }
 }
 
@@ -229,4 +230,21 @@ fn bad_requests_are_refused_with_the_values() {
     );
     check(&|s| s.sampling.temperature = f32::NAN, "temperature is NaN, expected a finite number that is 0 or more");
     assert!(session.is_idle());
+}
+
+#[test]
+fn verify_mode_changes_nothing_and_finds_small_errors() {
+    let specs = specs(4);
+    let (expected, plain) = run(&config(4, 100), &specs);
+    let (got, session) = run(&SessionConfig { verify_every: 3, ..config(4, 100) }, &specs);
+    assert_eq!(got, expected);
+    assert!(plain.verify_report().is_none());
+    let report = session.verify_report().unwrap();
+    assert_eq!(
+        (report.num_steps, report.num_sampled),
+        (session.stats().num_steps, session.stats().num_steps.div_ceil(3))
+    );
+    assert_eq!((report.layers.len(), report.num_anomalies()), (2, 0));
+    let (_, worst) = report.worst().unwrap();
+    assert!(worst.num_vectors > 100 && worst.max_rel > 0.0 && worst.max_rel < 1e-5, "{worst:?}");
 }

@@ -1,0 +1,129 @@
+//! A session's state and counters for dashboards: as a struct, as JSON, and in the Prometheus text format.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::stats::Stats;
+
+/// Upper bounds of the step-time histogram, in seconds; one more bucket holds the rest.
+const STEP_BOUNDS_S: [f64; 10] = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0];
+
+/// How long steps took.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct StepTimes {
+    /// Steps up to each bound and above the one before; the last entry is above all bounds.
+    counts: [u64; STEP_BOUNDS_S.len() + 1],
+    sum_s: f64,
+}
+
+impl StepTimes {
+    /// Counts a step.
+    pub(super) fn add(&mut self, time: Duration) {
+        let seconds = time.as_secs_f64();
+        let bucket = STEP_BOUNDS_S.iter().position(|bound| seconds <= *bound).unwrap_or(STEP_BOUNDS_S.len());
+        self.counts[bucket] += 1;
+        self.sum_s += seconds;
+    }
+
+    /// Steps counted.
+    #[must_use]
+    pub fn num_steps(&self) -> u64 {
+        self.counts.iter().sum()
+    }
+}
+
+/// What a session looks like now.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Metrics {
+    /// Requests that wait.
+    pub num_waiting: usize,
+    /// Requests that hold pages.
+    pub num_running: usize,
+    /// Pages that can be taken.
+    pub free_pages: usize,
+    /// Pages of the pool.
+    pub total_pages: usize,
+    /// Counters since the start.
+    pub stats: Stats,
+    /// Step times since the start.
+    pub step_times: StepTimes,
+}
+
+impl Metrics {
+    /// The Prometheus text exposition format, names prefixed `attn_`.
+    #[must_use]
+    pub fn prometheus(&self) -> String {
+        let mut text = String::new();
+        let gauges = [
+            ("requests_waiting", "Requests that wait for pages or a turn", self.num_waiting),
+            ("requests_running", "Requests that hold pages", self.num_running),
+            ("pages_free", "Pages that can be taken", self.free_pages),
+            ("pages_total", "Pages of the pool", self.total_pages),
+        ];
+        for (name, help, value) in gauges {
+            push(&mut text, name, "gauge", help, &value.to_string());
+        }
+        let stats = &self.stats;
+        let counters = [
+            ("steps_total", "Steps run", stats.num_steps),
+            ("prefill_tokens_total", "Prompt tokens computed", stats.prefill_tokens),
+            ("decode_tokens_total", "Tokens computed while decoding", stats.decode_tokens),
+            ("generated_tokens_total", "Tokens generated", stats.generated_tokens),
+            ("preemptions_total", "Requests that gave their pages back", stats.num_preemptions),
+        ];
+        for (name, help, value) in counters {
+            push(&mut text, name, "counter", help, &value.to_string());
+        }
+        self.push_histogram(&mut text);
+        text
+    }
+
+    fn push_histogram(&self, text: &mut String) {
+        let name = "attn_step_seconds";
+        let _ = writeln!(text, "# HELP {name} Time of a step\n# TYPE {name} histogram");
+        let mut sum = 0;
+        for (bound, count) in STEP_BOUNDS_S.iter().zip(&self.step_times.counts) {
+            sum += count;
+            let _ = writeln!(text, "{name}_bucket{{le=\"{bound}\"}} {sum}");
+        }
+        let num_steps = self.step_times.num_steps();
+        let _ = writeln!(text, "{name}_bucket{{le=\"+Inf\"}} {num_steps}");
+        let _ = writeln!(text, "{name}_sum {}\n{name}_count {num_steps}", self.step_times.sum_s);
+    }
+}
+
+fn push(text: &mut String, name: &str, kind: &str, help: &str, value: &str) {
+    let _ = writeln!(text, "# HELP attn_{name} {help}\n# TYPE attn_{name} {kind}\nattn_{name} {value}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_text_format_has_a_cumulative_histogram() {
+        let mut step_times = StepTimes::default();
+        for micros in [500, 1_000, 1_500, 60_000, 5_000_000] {
+            step_times.add(Duration::from_micros(micros));
+        }
+        let stats = Stats { num_steps: 5, ..Stats::default() };
+        let metrics = Metrics { num_waiting: 2, num_running: 3, free_pages: 7, total_pages: 9, stats, step_times };
+        let text = metrics.prometheus();
+        for line in [
+            "attn_requests_waiting 2",
+            "# TYPE attn_steps_total counter",
+            "attn_steps_total 5",
+            "attn_step_seconds_bucket{le=\"0.001\"} 2",
+            "attn_step_seconds_bucket{le=\"0.002\"} 3",
+            "attn_step_seconds_bucket{le=\"0.1\"} 4",
+            "attn_step_seconds_bucket{le=\"1\"} 4",
+            "attn_step_seconds_bucket{le=\"+Inf\"} 5",
+            "attn_step_seconds_count 5",
+        ] {
+            assert!(text.lines().any(|l| l == line), "{line:?} is not in\n{text}");
+        }
+        assert!(text.lines().all(|l| l.starts_with('#') || l.split(' ').count() == 2));
+    }
+}
