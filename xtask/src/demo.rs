@@ -32,5 +32,5 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<bool> {
     }
     let model = model::ensure(workspace)?;
     let model = workspace.shown(&model).to_string();
-    shown_and_run(&["generate", "--model", &model, "--prompt", &args.prompt])
+    shown_and_run(&["generate", "--chat", "--model", &model, "--prompt", &args.prompt])
 }
