@@ -1,0 +1,169 @@
+//! The contract of the trait: stale steps, refused batches, refused calls. Refusals are named and change nothing.
+
+use attn_metadata::{AttentionBackend, BatchLimits, Host, Io, Kv, Lse, PrepareError, Prepared, RunError};
+use kvpool::Dtype;
+
+use super::context::{Context, with_queries};
+use super::{Check, check};
+use crate::case::{Case, RequestShape};
+use crate::harness::{Activation, Problem, Run, Stop, Strides, canary, forward, prepare, run};
+use crate::rng::Rng;
+
+pub(super) const STALE: Check = check(
+    "stale plans",
+    "a step of an earlier batch or of another backend is refused, nothing is written",
+    with_queries,
+    stale,
+);
+
+pub(super) const REFUSED_BATCH: Check = check(
+    "refused batches",
+    "limits are exact; a refused batch leaves the step before it valid",
+    with_two,
+    refused_batch,
+);
+
+pub(super) const REFUSED_CALL: Check =
+    check("refused calls", "tensors that do not fit are named, and nothing is written", with_queries, refused_call);
+
+fn stale(context: &Context<'_>, case: &Case) -> Result<f64, Stop> {
+    let problem = Problem::new(case);
+    let (mut backend, mut other) = (context.backend(case)?, context.backend(case)?);
+    let first = prepare(&mut *backend, &problem.batch())?;
+    forward(&problem, &mut *backend, &first, 0)?;
+    let second = prepare(&mut *backend, &problem.batch())?;
+    let foreign = prepare(&mut *other, &problem.batch())?;
+    for (what, step) in [("an earlier batch", &first), ("another backend", &foreign)] {
+        let result = attempt(&problem, &mut *backend, step, |_| {})?;
+        if !matches!(result, Err(RunError::StalePlan { .. })) {
+            return Err(Stop::failed(format!("a step of {what}: {result:?}")));
+        }
+        if !matches!(backend.explain(step), Err(RunError::StalePlan { .. })) {
+            return Err(Stop::failed(format!("a step of {what} was explained")));
+        }
+    }
+    forward(&problem, &mut *backend, &second, 0)?;
+    backend.explain(&second).map_err(|error| Stop::failed(format!("explain: {error}")))?;
+    Ok(0.0)
+}
+
+fn with_two(case: &mut Case, rng: &mut Rng) {
+    with_queries(case, rng);
+    case.requests.truncate(6);
+    case.requests.push(RequestShape { q_len: 1, kv_len: 30 });
+}
+
+fn refused_batch(context: &Context<'_>, case: &Case) -> Result<f64, Stop> {
+    let limits = BatchLimits {
+        max_rows: case.num_used_rows() + case.padding_rows,
+        max_requests: u32::try_from(case.requests.len()).expect("small"),
+        max_kv_len: case.max_kv_len(),
+    };
+    let mut backend = context.backend_with(&case.model(vec![case.layer()]), limits, context.suite().device)?;
+    let problem = Problem::new(case);
+    let step = prepare(&mut *backend, &problem.batch())?;
+    let plain = forward(&problem, &mut *backend, &step, 0)?;
+    let mut longer = case.clone();
+    longer.requests[0].kv_len += case.max_kv_len() + 1;
+    let mut more = case.clone();
+    more.requests.push(RequestShape { q_len: 0, kv_len: 1 });
+    let rows = Case { padding_rows: case.padding_rows + 1, ..case.clone() };
+    let page = Case { page_size: case.page_size + 1, ..case.clone() };
+    for (what, larger) in [("KV tokens", longer), ("requests", more), ("rows", rows), ("page size", page)] {
+        let result = backend.prepare_metadata(&Problem::new(&larger).batch());
+        if !matches!(result, Err(PrepareError::OverLimit { .. } | PrepareError::PageSize { .. })) {
+            return Err(Stop::failed(format!("a batch beyond the limit of {what}: {result:?}")));
+        }
+        plain.same(&format!("after a batch with too many {what}"), &forward(&problem, &mut *backend, &step, 0)?)?;
+    }
+    Ok(0.0)
+}
+
+/// What is wrong with a call, by name.
+type Edit = (&'static str, fn(&mut Wrong));
+
+/// One thing that is wrong with a call.
+#[derive(Clone, Copy, Debug, Default)]
+struct Wrong {
+    layer: usize,
+    q_rows: usize,
+    out_dim: usize,
+    dtype: bool,
+    lse_len: usize,
+    append: bool,
+}
+
+fn refused_call(context: &Context<'_>, case: &Case) -> Result<f64, Stop> {
+    let problem = Problem::new(case);
+    let mut backend = context.backend(case)?;
+    let plain: Run = run(&problem, &mut *backend)?;
+    let step = prepare(&mut *backend, &problem.batch())?;
+    let edits: [Edit; 6] = [
+        ("layer", |w| w.layer = 1),
+        ("rows of q", |w| w.q_rows = 1),
+        ("width of out", |w| w.out_dim = 1),
+        ("dtype of q", |w| w.dtype = true),
+        ("length of the LSE", |w| w.lse_len = 1),
+        ("append", |w| w.append = true),
+    ];
+    for (what, edit) in edits {
+        let result = attempt(&problem, &mut *backend, &step, edit)?;
+        let named = matches!(
+            (what, &result),
+            ("layer", Err(RunError::NoSuchLayer { .. }))
+                | ("rows of q" | "width of out", Err(RunError::Shape { .. }))
+                | ("dtype of q", Err(RunError::Dtype { .. }))
+                | ("length of the LSE", Err(RunError::LseLen { .. } | RunError::NoLse { .. }))
+                | ("append", Err(RunError::AppendMismatch { .. }))
+        );
+        if !named {
+            return Err(Stop::failed(format!("a call with a wrong {what}: {result:?}")));
+        }
+    }
+    plain.same("after refused calls", &forward(&problem, &mut *backend, &step, 0)?)?;
+    Ok(0.0)
+}
+
+/// A call with something wrong about it; a failure where it wrote anything all the same.
+fn attempt(
+    problem: &Problem,
+    backend: &mut dyn AttentionBackend<Host>,
+    step: &Prepared,
+    edit: impl FnOnce(&mut Wrong),
+) -> Result<Result<(), RunError>, Stop> {
+    let mut wrong = Wrong::default();
+    edit(&mut wrong);
+    let [rows, heads, dim_qk] = problem.q.shape();
+    let dtype = problem.case.q_dtype;
+    let q_dtype = if wrong.dtype { other_dtype(dtype) } else { dtype };
+    let q = Activation::poisoned(q_dtype, [rows + wrong.q_rows, heads, dim_qk], Strides::Packed);
+    let is_q_plain = wrong.q_rows == 0 && !wrong.dtype;
+    let dim = problem.case.heads.head_dim_vo as usize + wrong.out_dim;
+    let mut out = Activation::poisoned(dtype, [rows, heads, dim], Strides::Packed);
+    let mut lse = vec![Lse::from_ln(f32::from_bits(canary(Dtype::F32))); rows * heads + wrong.lse_len];
+    let wants_lse = wrong.lse_len > 0;
+    let mut cache = problem.cache.clone();
+    let kv = if problem.case.append == wrong.append {
+        Kv::Attend { cache: &problem.cache }
+    } else {
+        Kv::Append { cache: &mut cache, k: problem.k.view(), v: problem.v.view() }
+    };
+    let q = if is_q_plain { problem.q.view() } else { q.view() };
+    let io = Io { q, kv, out: out.view_mut(), lse: wants_lse.then_some(&mut lse[..]) };
+    let result = backend.forward(step, wrong.layer, io);
+    let untouched = out.bits().iter().all(|&bits| bits == canary(dtype))
+        && out.broken_guard().is_none()
+        && lse.iter().all(|lse| lse.ln().to_bits() == canary(Dtype::F32))
+        && cache.buffer().as_slice().as_bytes() == problem.cache.buffer().as_slice().as_bytes();
+    if result.is_err() && !untouched {
+        return Err(Stop::failed(format!("a refused call wrote something ({wrong:?})")));
+    }
+    Ok(result)
+}
+
+const fn other_dtype(dtype: Dtype) -> Dtype {
+    match dtype {
+        Dtype::F32 => Dtype::Bf16,
+        Dtype::F16 | Dtype::Bf16 => Dtype::F32,
+    }
+}

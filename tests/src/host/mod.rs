@@ -1,0 +1,176 @@
+//! Runs the suite on a backend of the host space. Backends of other spaces stand behind an adapter that copies in and
+//! out; the cases are small.
+
+mod accuracy;
+mod context;
+mod contract;
+mod determinism;
+mod graph;
+mod masks;
+mod memory;
+mod partial;
+mod sizes;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use attn_metadata::{BackendConfig, BoxedBackend, Capabilities, CreateError, Host};
+use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
+
+pub use context::Context;
+
+use crate::case::Case;
+use crate::harness::Stop;
+use crate::report::{CheckReport, Report};
+use crate::rng::Rng;
+use crate::sample::{Bounds, Sampler, plain_cases};
+use crate::suite::Suite;
+
+/// Makes a backend for a configuration.
+pub type Make<'a> = &'a (dyn Fn(&BackendConfig<Host>) -> Result<BoxedBackend<Host>, CreateError> + Sync);
+
+/// One check: a property of backends, tried on cases.
+#[derive(Clone, Copy, Debug)]
+pub struct Check {
+    /// Its name, in reports.
+    pub name: &'static str,
+    /// What must hold.
+    pub what: &'static str,
+    /// Brings a drawn case into a form that the check applies to.
+    adapt: fn(&mut Case, &mut Rng),
+    /// The largest fraction of a tolerance that was used, 0 for exact checks.
+    run: fn(&Context<'_>, &Case) -> Result<f64, Stop>,
+    /// How many cases, from the numbers of the suite.
+    num_cases: fn(&Suite) -> usize,
+    /// Fraction of the suite's work for a case.
+    work: u64,
+}
+
+const fn check(
+    name: &'static str,
+    what: &'static str,
+    adapt: fn(&mut Case, &mut Rng),
+    run: fn(&Context<'_>, &Case) -> Result<f64, Stop>,
+) -> Check {
+    Check { name, what, adapt, run, num_cases: |suite| suite.num_check_cases, work: 4 }
+}
+
+/// Every check, in the order of the report.
+pub const CHECKS: &[Check] = &[
+    Check { num_cases: |suite| suite.num_oracle_cases, work: 1, ..accuracy::ORACLE },
+    Check { num_cases: |suite| 6 * suite.num_check_cases, work: 16, ..sizes::HEADS },
+    accuracy::EMPTY_ROWS,
+    accuracy::HUGE_LOGITS,
+    Check { num_cases: |suite| 4 * suite.num_check_cases, ..masks::WINDOW_PROBE },
+    masks::MASK_PROBE,
+    masks::FUTURE,
+    memory::PAGES,
+    memory::POISON,
+    memory::STRIDES,
+    memory::APPEND_BYTES,
+    memory::SCALES,
+    determinism::RERUN,
+    determinism::ALONE,
+    determinism::THREADS,
+    determinism::LAYERS,
+    determinism::HYBRID,
+    graph::REPLAY,
+    graph::LIMITS,
+    contract::STALE,
+    contract::REFUSED_BATCH,
+    contract::REFUSED_CALL,
+    partial::CHUNKS,
+    partial::PAGE_SIZES,
+    partial::MERGE,
+];
+
+/// Runs every check.
+pub fn run<F>(suite: &Suite, make: F) -> Report
+where
+    F: Fn(&BackendConfig<Host>) -> Result<BoxedBackend<Host>, CreateError> + Sync,
+{
+    run_checks(suite, CHECKS, &make)
+}
+
+/// Runs some checks.
+///
+/// # Panics
+/// Where no backend can be made for any plain case: there is nothing to test then.
+#[must_use]
+pub fn run_checks(suite: &Suite, checks: &[Check], make: Make<'_>) -> Report {
+    let started = Instant::now();
+    let (name, capabilities) = discover(suite, make).expect("the backend can be made for some plain decode case");
+    let stopped = AtomicBool::new(false);
+    let context = Context::new(suite, make);
+    let checks = checks.iter().map(|check| run_check(&context, check, &capabilities, &stopped)).collect();
+    Report { backend: name, checks, floor: suite.floor, seconds: started.elapsed().as_secs_f64() }
+}
+
+/// Runs one check on one case, given as its line.
+///
+/// # Errors
+/// [`Stop`], where it did not pass, and for a line or a name that does not parse.
+pub fn run_case(check: &str, line: &str, make: Make<'_>) -> Result<f64, Stop> {
+    let unknown = || Stop::failed(format!("there is no check {check:?}"));
+    let check = CHECKS.iter().find(|c| c.name == check).ok_or_else(unknown)?;
+    let case: Case = line.parse().map_err(|error| Stop::failed(format!("{error}")))?;
+    let suite = Suite::standard();
+    attempt(&Context::new(&suite, make), check, &case)
+}
+
+/// The capabilities, from the first backend that can be made.
+fn discover(suite: &Suite, make: Make<'_>) -> Option<(String, Capabilities)> {
+    let context = Context::new(suite, make);
+    let backend = plain_cases().find_map(|case| context.backend(&case).ok())?;
+    Some((backend.name().to_owned(), backend.capabilities().clone()))
+}
+
+fn run_check(context: &Context<'_>, check: &Check, capabilities: &Capabilities, stopped: &AtomicBool) -> CheckReport {
+    let (suite, started) = (context.suite(), Instant::now());
+    let cases = draw_cases(suite, check, capabilities);
+    let one = |case: &Case| {
+        if stopped.load(Ordering::Relaxed) {
+            return None;
+        }
+        let outcome = attempt(context, check, case);
+        let failed = matches!(outcome, Err(Stop::Failed(_)));
+        stopped.fetch_or(failed && suite.fail_fast, Ordering::Relaxed);
+        Some((case.to_string(), outcome))
+    };
+    let outcomes: Vec<_> = if suite.parallel {
+        cases.par_iter().filter_map(one).collect()
+    } else {
+        cases.iter().filter_map(one).collect()
+    };
+    let seconds = started.elapsed().as_secs_f64();
+    let mut report = CheckReport { name: check.name, seconds, ..CheckReport::default() };
+    outcomes.into_iter().for_each(|(case, outcome)| report.add(&case, outcome));
+    report
+}
+
+fn draw_cases(suite: &Suite, check: &Check, capabilities: &Capabilities) -> Vec<Case> {
+    let name = check.name.bytes().fold(0u64, |hash, byte| hash.wrapping_mul(31).wrapping_add(byte.into()));
+    let bounds = Bounds { work: suite.work / check.work, candidates: 24 };
+    let mut sampler = Sampler::new(capabilities, bounds, Rng::new(&[suite.seed, name]));
+    let mut rng = Rng::new(&[suite.seed, name, 1]);
+    let mut draw = |_| {
+        let mut case = sampler.draw();
+        (check.adapt)(&mut case, &mut rng);
+        case
+    };
+    (0..(check.num_cases)(suite)).map(&mut draw).collect()
+}
+
+/// A panic is a failure like any other.
+fn attempt(context: &Context<'_>, check: &Check, case: &Case) -> Result<f64, Stop> {
+    if let Err(why) = case.validate() {
+        return Err(Stop::failed(format!("the case is not valid: {why}")));
+    }
+    let result = catch_unwind(AssertUnwindSafe(|| (check.run)(context, case)));
+    result.unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
+        Err(Stop::failed(format!("it panicked: {text}")))
+    })
+}
