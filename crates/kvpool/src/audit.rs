@@ -71,6 +71,12 @@ pub enum AuditError {
         /// Fence entries recorded.
         recorded_fences: u32,
     },
+    /// A page is marked as the prefix cache's, and no lease holds it.
+    #[error("page {page} is marked as cached, and no lease holds it")]
+    CachedNotHeld {
+        /// The page.
+        page: PageId,
+    },
     /// The counters are not what the walk found.
     #[error("the counters say {recorded:?}, the walk found {found:?}")]
     Counts {
@@ -89,10 +95,15 @@ impl State {
         for (page, ((found, recorded), is_free)) in
             (0..).map_while(PageId::new).zip(found.iter().zip(&self.holders).zip(is_free))
         {
-            let Holders { leases, fences } = *found;
-            if found != recorded {
-                let Holders { leases: recorded_leases, fences: recorded_fences } = *recorded;
+            // Whose a lease is stands in no list here: the audit of the prefix cache compares that with its tree.
+            let found = Holders { is_cached: recorded.is_cached, ..*found };
+            let Holders { leases, fences, is_cached } = found;
+            if found != *recorded {
+                let Holders { leases: recorded_leases, fences: recorded_fences, .. } = *recorded;
                 return Err(AuditError::Holders { page, leases, recorded_leases, fences, recorded_fences });
+            }
+            if is_cached && leases == 0 {
+                return Err(AuditError::CachedNotHeld { page });
             }
             match (is_free, found.total()) {
                 (true, 1..) => return Err(AuditError::FreeAndHeld { page, leases, fences }),
@@ -169,7 +180,7 @@ mod tests {
     #[test]
     fn a_sound_pool_passes_with_its_true_counts() {
         let audit = sound().audit().unwrap();
-        assert_eq!(audit.counts, PoolCounts { free: 2, leased: 2, shared: 1, fenced: 0, total: 4 });
+        assert_eq!(audit.counts, PoolCounts { free: 2, leased: 2, shared: 1, total: 4, ..PoolCounts::default() });
         assert_eq!((audit.num_leases, audit.num_lease_entries, audit.num_pending), (2, 3, 0));
     }
 
@@ -185,6 +196,8 @@ mod tests {
         assert!(matches!(leaked, AuditError::Holders { leases: 1, recorded_leases: 2, .. }));
         let unknown = broken(|state| state.listed(0).push(page(4)));
         assert_eq!(unknown, AuditError::UnknownPage { page: page(4), num_pages: 4 });
+        let marked = broken(|state| state.set_cached(page(2), true));
+        assert_eq!(marked, AuditError::CachedNotHeld { page: page(2) });
         let miscounted = broken(|state| state.counts.shared = 0);
         assert!(matches!(miscounted, AuditError::Counts { .. }));
     }

@@ -54,6 +54,17 @@ pub enum CopyPageError {
         /// Pages of the pool.
         num_pages: u32,
     },
+    /// A page of one cache is not a page of the other: formats or page shapes differ, or which of them shares planes.
+    #[error("the pages of the two caches hold different things")]
+    OtherPages,
+    /// There are other layers on one side than on the other.
+    #[error("{from} layers cannot be copied to {to} layers")]
+    NumLayers {
+        /// Layers that are read.
+        from: usize,
+        /// Layers that are written.
+        to: usize,
+    },
 }
 
 /// The KV cache of one layer in host memory: one buffer, two planes.
@@ -241,21 +252,47 @@ impl HostKv {
     /// # Errors
     /// [`CopyPageError::PageOutOfRange`]; nothing was written.
     pub fn copy_page(&mut self, from: PageId, to: PageId) -> Result<(), CopyPageError> {
-        let num_pages = self.shape.num_pages;
-        if let Some(page) = [from, to].into_iter().find(|page| page.raw() >= num_pages) {
-            return Err(CopyPageError::PageOutOfRange { page, num_pages });
-        }
-        let planes = [Some(self.k), (!self.is_shared).then_some(self.v)];
-        for plane in planes.into_iter().flatten() {
-            for token in 0..self.shape.page_size.get() {
-                for head in 0..self.shape.num_kv_heads {
-                    let source = plane.element(from, token, head);
-                    let target = plane.element(to, token, head);
-                    self.buffer.copy_within(source..source + plane.head_dim, target);
-                }
+        self.require_page(from)?;
+        self.require_page(to)?;
+        for plane in self.own_planes() {
+            for (token, head) in tokens_and_heads(self.shape) {
+                let (source, target) = (plane.element(from, token, head), plane.element(to, token, head));
+                self.buffer.copy_within(source..source + plane.head_dim, target);
             }
         }
         Ok(())
+    }
+
+    /// Copies all tokens of page `from` of another cache over page `to` of this one, bit for bit. The two may have
+    /// different strides and different numbers of pages.
+    ///
+    /// # Errors
+    /// [`CopyPageError::PageOutOfRange`], [`CopyPageError::OtherPages`]; nothing was written.
+    pub fn copy_page_from(&mut self, source: &HostKv, from: PageId, to: PageId) -> Result<(), CopyPageError> {
+        let v_column = |kv: &HostKv| kv.is_shared.then(|| kv.v.offset - kv.k.offset);
+        let pages_of = |kv: &HostKv| (kv.shape.page_shape(), kv.format, v_column(kv));
+        if pages_of(self) != pages_of(source) {
+            return Err(CopyPageError::OtherPages);
+        }
+        source.require_page(from)?;
+        self.require_page(to)?;
+        for (read, written) in source.own_planes().zip(self.own_planes()) {
+            for (token, head) in tokens_and_heads(self.shape) {
+                let (start, target) = (read.element(from, token, head), written.element(to, token, head));
+                self.buffer.copy_from(target, &source.buffer, start..start + read.head_dim);
+            }
+        }
+        Ok(())
+    }
+
+    /// The planes with elements of their own.
+    fn own_planes(&self) -> impl Iterator<Item = KvPlaneLayout> + use<> {
+        [Some(self.k), (!self.is_shared).then_some(self.v)].into_iter().flatten()
+    }
+
+    fn require_page(&self, page: PageId) -> Result<(), CopyPageError> {
+        let num_pages = self.shape.num_pages;
+        if page.raw() < num_pages { Ok(()) } else { Err(CopyPageError::PageOutOfRange { page, num_pages }) }
     }
 
     fn require_shape(&self, slots: &[Slot], part: KvPart, tensor: &HostTensor<'_>) -> Result<(), AppendError> {
@@ -299,6 +336,11 @@ impl HostKv {
     fn position(&self, slot: Slot) -> Option<(PageId, u32)> {
         Some((slot.page(self.shape.page_size)?, slot.offset(self.shape.page_size)?))
     }
+}
+
+/// Every (token of a page, head).
+fn tokens_and_heads(shape: KvShape) -> impl Iterator<Item = (u32, u32)> {
+    (0..shape.page_size.get()).flat_map(move |token| (0..shape.num_kv_heads).map(move |head| (token, head)))
 }
 
 fn require_parts<const N: usize>(

@@ -29,10 +29,12 @@ mod fence;
 mod format;
 mod fp8;
 mod host;
+mod idle;
 mod ids;
 mod layout;
 mod lease;
 mod pool;
+mod prefix;
 mod slice;
 mod state;
 mod storage;
@@ -49,6 +51,11 @@ pub use ids::{PageId, PageSize, Slot};
 pub use layout::{BudgetError, KvLayout, KvPageShape, KvPlaneLayout, KvShape, KvStrides, PageBudget, pages_in_budget};
 pub use lease::{CopyOnWrite, Lease};
 pub use pool::{PagePool, PoolCounts, PoolError};
+pub use prefix::{
+    EventBatch, EvictionPolicy, ExtraKey, HostLayers, HostTier, Inserted, PageCopy, PageHash, PageHashFn, PrefixAudit,
+    PrefixAuditError, PrefixCache, PrefixConfig, PrefixCounters, PrefixError, PrefixEvent, PrefixKey, PrefixMatch,
+    SizeInfo, TierCounters, TieredCache, hash_page,
+};
 pub use slice::{Dtype, HostSlice, HostSliceMut, UnknownName};
 pub use storage::{KvBuffer, KvPlane, KvSlice, KvSliceMut};
 pub use tensor::{HostTensor, HostTensorMut};

@@ -2,9 +2,8 @@
 //! Invariants: the lowest free page is leased first, so a run is repeatable; exhaustion changes nothing; a page whose
 //! fence is pending is never leased. Does not own bytes: page `i` names page `i` of every layer's storage.
 //!
-//! The prefix cache will sit on top of this module, in this crate: it holds a [`Lease`] for each cached run of pages
-//! and gives out shares of it. Pages that only the cache holds will be told apart from leased ones in [`PoolCounts`]
-//! when it exists; nothing here needs to know a key or a token.
+//! A [`crate::PrefixCache`] sits on top: it holds a [`Lease`] for each cached run of pages and gives out shares of it.
+//! The pool marks its pages and counts those that nobody else holds; nothing here knows a key or a token.
 
 use std::sync::Arc;
 
@@ -13,11 +12,11 @@ use parking_lot::Mutex;
 use crate::audit::{AuditError, PoolAudit};
 use crate::error::ShapeError;
 use crate::failure::FailurePlan;
-use crate::ids::PageSize;
+use crate::ids::{PageId, PageSize};
 use crate::lease::Lease;
 use crate::state::State;
 
-/// Pages by state. `free + leased + fenced = total`; `shared` is a part of `leased`.
+/// Pages by state. `free + leased + fenced = total`; `shared` and `evictable` are parts of `leased`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PoolCounts {
     /// Pages that can be leased now.
@@ -26,6 +25,8 @@ pub struct PoolCounts {
     pub leased: usize,
     /// Pages that more than one lease holds.
     pub shared: usize,
+    /// Pages that a [`crate::PrefixCache`] holds and nobody else, fences included: it can give them up at once.
+    pub evictable: usize,
     /// Pages that no lease holds and whose fence was pending when the pool last looked.
     pub fenced: usize,
     /// All pages.
@@ -140,6 +141,26 @@ impl PagePool {
         }
         leases.reverse();
         Ok(leases)
+    }
+
+    /// Takes pages whose taking was counted and admitted before.
+    pub(crate) fn lease_unplanned(&self, num_pages: usize) -> Result<Lease, PoolError> {
+        let mut pages = Vec::new();
+        let key = {
+            let mut state = self.shared.state.lock();
+            state.take_unplanned(num_pages, &mut pages)?;
+            state.register(&pages)
+        };
+        Ok(Lease::from_registered(self.clone(), key, pages))
+    }
+
+    /// One more lease of pages that are held already.
+    pub(crate) fn share(&self, pages: Vec<PageId>) -> Lease {
+        let mut state = self.shared.state.lock();
+        pages.iter().for_each(|page| state.hold(*page));
+        let key = state.register(&pages);
+        drop(state);
+        Lease::from_registered(self.clone(), key, pages)
     }
 
     /// Whether the lease is of this pool.

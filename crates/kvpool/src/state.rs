@@ -1,4 +1,5 @@
-//! Owns the accounting of a pool, behind its lock: free pages, holders per page, live leases, pending fences.
+//! Owns the accounting of a pool, behind its lock: free pages, holders per page, live leases, pending fences, and which
+//! pages the prefix cache has.
 //! Invariants, which [`State::audit`] recomputes: every page is free, leased or fenced, and in one of these only; a
 //! page's holders are the live leases and pending fences that list it; the counters equal what a walk finds.
 //! Does not check what callers pass; the lease and the pool do that before they come here.
@@ -8,6 +9,7 @@ use std::collections::BinaryHeap;
 
 use crate::failure::FailurePlan;
 use crate::fence::Fence;
+use crate::idle::IdleList;
 use crate::ids::PageId;
 use crate::pool::{PoolCounts, PoolError};
 
@@ -18,6 +20,8 @@ pub(crate) struct Holders {
     pub(crate) leases: u32,
     /// Entries of releases whose fence is pending.
     pub(crate) fences: u32,
+    /// Whether one of the leases is that of the prefix cache.
+    pub(crate) is_cached: bool,
 }
 
 impl Holders {
@@ -25,14 +29,20 @@ impl Holders {
         self.leases + self.fences
     }
 
+    /// Whether the prefix cache holds the page, and nobody else.
+    pub(crate) const fn is_idle(self) -> bool {
+        matches!(self, Holders { leases: 1, fences: 0, is_cached: true })
+    }
+
     /// This page's share of the counters, `total` aside.
     pub(crate) fn count_into(self, counts: &mut PoolCounts) {
         match self {
-            Holders { leases: 0, fences: 0 } => counts.free += 1,
-            Holders { leases: 0, fences: _ } => counts.fenced += 1,
-            Holders { leases, fences: _ } => {
+            Holders { leases: 0, fences: 0, .. } => counts.free += 1,
+            Holders { leases: 0, .. } => counts.fenced += 1,
+            Holders { leases, .. } => {
                 counts.leased += 1;
                 counts.shared += usize::from(leases > 1);
+                counts.evictable += usize::from(self.is_idle());
             }
         }
     }
@@ -44,6 +54,7 @@ impl Holders {
         counts.fenced -= mine.fenced;
         counts.leased -= mine.leased;
         counts.shared -= mine.shared;
+        counts.evictable -= mine.evictable;
     }
 }
 
@@ -65,6 +76,8 @@ pub(crate) struct State {
     pub(crate) pending: Vec<Pending>,
     pub(crate) counts: PoolCounts,
     pub(crate) failure_plan: Option<FailurePlan>,
+    /// Pages that became idle since the prefix cache last asked; `None` where the pool has no prefix cache.
+    pub(crate) idle: Option<IdleList>,
 }
 
 impl State {
@@ -78,6 +91,7 @@ impl State {
             pending: Vec::new(),
             counts: PoolCounts { free: total, total, ..PoolCounts::default() },
             failure_plan: None,
+            idle: None,
         }
     }
 
@@ -88,9 +102,17 @@ impl State {
             return Ok(());
         }
         self.reap();
-        let is_planned_failure = self.failure_plan.as_mut().is_some_and(FailurePlan::strikes);
+        if self.is_planned_failure() {
+            let PoolCounts { free, fenced, .. } = self.counts;
+            return Err(PoolError::Exhausted { needed: num_pages, free, fenced });
+        }
+        self.take_unplanned(num_pages, pages)
+    }
+
+    /// As [`State::take`], without a look at the fences and at the failure plan.
+    pub(crate) fn take_unplanned(&mut self, num_pages: usize, pages: &mut Vec<PageId>) -> Result<(), PoolError> {
         let PoolCounts { free, fenced, .. } = self.counts;
-        if is_planned_failure || num_pages > free {
+        if num_pages > free {
             return Err(PoolError::Exhausted { needed: num_pages, free, fenced });
         }
         pages.reserve(num_pages);
@@ -101,6 +123,16 @@ impl State {
             pages.push(page);
         }
         Ok(())
+    }
+
+    /// Counts a taking of pages; whether the plan makes it fail.
+    pub(crate) fn is_planned_failure(&mut self) -> bool {
+        self.failure_plan.as_mut().is_some_and(FailurePlan::strikes)
+    }
+
+    /// Notes whether one of the page's leases is that of the prefix cache.
+    pub(crate) fn set_cached(&mut self, page: PageId, is_cached: bool) {
+        self.change(page, |holders| holders.is_cached = is_cached);
     }
 
     /// One more lease entry for the page.
@@ -172,11 +204,19 @@ impl State {
 
     fn change(&mut self, page: PageId, change: impl FnOnce(&mut Holders)) {
         let holders = &mut self.holders[page.index()];
-        holders.count_out_of(&mut self.counts);
+        let before = *holders;
+        before.count_out_of(&mut self.counts);
         change(holders);
-        holders.count_into(&mut self.counts);
-        if holders.total() == 0 {
+        let after = *holders;
+        after.count_into(&mut self.counts);
+        if after.total() == 0 && before.total() > 0 {
             self.free.push(Reverse(page));
+        }
+        if after.is_idle()
+            && !before.is_idle()
+            && let Some(idle) = &mut self.idle
+        {
+            idle.push(page);
         }
     }
 }

@@ -137,6 +137,20 @@ impl KvBuffer {
             KvBuffer::Fp8E4m3(data) => data.copy_within(source, target),
         }
     }
+
+    /// Copies elements of another buffer of the same dtype.
+    pub(crate) fn copy_from(&mut self, target: usize, source: &KvBuffer, range: Range<usize>) {
+        let end = target + range.len();
+        match (self, source) {
+            (KvBuffer::F32(data), KvBuffer::F32(source)) => data[target..end].copy_from_slice(&source[range]),
+            (KvBuffer::F16(data), KvBuffer::F16(source)) => data[target..end].copy_from_slice(&source[range]),
+            (KvBuffer::Bf16(data), KvBuffer::Bf16(source)) => data[target..end].copy_from_slice(&source[range]),
+            (KvBuffer::Fp8E4m3(data), KvBuffer::Fp8E4m3(source)) => {
+                data[target..end].copy_from_slice(&source[range]);
+            }
+            (data, source) => unreachable!("{} was copied to {}", source.dtype(), data.dtype()),
+        }
+    }
 }
 
 fn widen(source: HostSlice<'_>, at: usize, out: &mut [f32]) {
