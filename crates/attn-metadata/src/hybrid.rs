@@ -3,7 +3,7 @@
 //! A batch is cut by request, so a request meets the same backend whatever its neighbours do in that step. The
 //! sub-batch that extends runs first and appends the new KV of all rows.
 
-use crate::backend::{AttentionBackend, check_io};
+use crate::backend::{AttentionBackend, BatchLimits, check_batch, check_io};
 use crate::batch::{Batch, PoolShape, Request, SubBatch};
 use crate::capability::{Capabilities, DimRule, Feature, FeatureSet, SizeRule};
 use crate::capture::{Bucket, CaptureLimits};
@@ -18,6 +18,7 @@ use crate::steps::{Prepared, Steps};
 pub struct HybridBackend<S: Space> {
     extend: BoxedBackend<S>,
     decode: BoxedBackend<S>,
+    limits: BatchLimits,
     max_decode_q_len: u32,
     capabilities: Capabilities,
     /// The parts' tickets; `None` before the first batch.
@@ -44,11 +45,17 @@ impl<S: Space> std::fmt::Debug for HybridBackend<S> {
 }
 
 impl<S: Space> HybridBackend<S> {
-    /// Pairs two backends made for the same model: requests of 1 to `max_decode_q_len` query tokens go to `decode`.
+    /// Pairs two backends made for the same model and limits: requests of 1 to `max_decode_q_len` query tokens go to
+    /// `decode`. The limits hold for the whole batch, of which each part sees some requests.
     ///
     /// # Errors
     /// [`CreateError::Unsupported`] where either cannot run the model.
-    pub fn new(extend: BoxedBackend<S>, decode: BoxedBackend<S>, max_decode_q_len: u32) -> Result<Self, CreateError> {
+    pub fn new(
+        extend: BoxedBackend<S>,
+        decode: BoxedBackend<S>,
+        limits: BatchLimits,
+        max_decode_q_len: u32,
+    ) -> Result<Self, CreateError> {
         for backend in [&extend, &decode] {
             let checked = backend.capabilities().supports_model(extend.model());
             checked.map_err(|reasons| CreateError::Unsupported { backend: backend.name(), reasons })?;
@@ -58,6 +65,7 @@ impl<S: Space> HybridBackend<S> {
         Ok(Self {
             extend,
             decode,
+            limits,
             max_decode_q_len,
             capabilities,
             steps: Steps::new(None),
@@ -94,6 +102,9 @@ impl<S: Space> AttentionBackend<S> for HybridBackend<S> {
     }
 
     fn prepare_metadata(&mut self, batch: &Batch) -> Result<Prepared, PrepareError> {
+        // The parts see fewer requests than the batch has, and the first of them must not move on where the batch is
+        // refused: so the whole batch is checked before either.
+        check_batch(self.name(), batch, self.extend.model(), &self.limits, &self.capabilities)?;
         self.split(batch);
         let extend = self.extend.prepare_metadata(&self.extend_batch)?;
         match self.decode.prepare_metadata(&self.decode_batch) {
@@ -143,6 +154,7 @@ impl<S: Space> AttentionBackend<S> for HybridBackend<S> {
     }
 
     fn prepare_for_replay(&mut self, step: &mut Prepared, batch: &Batch) -> Result<(), CaptureError> {
+        check_batch(self.name(), batch, self.extend.model(), &BatchLimits::NONE, &self.capabilities)?;
         self.split(batch);
         let Self { extend, decode, steps, extend_batch, decode_batch, .. } = self;
         steps.replay(step, batch, |parts, _| {

@@ -206,7 +206,7 @@ impl<S: Space> Registry<S> {
         if selection.extend == selection.decode {
             return Ok((extend, selection));
         }
-        let hybrid = HybridBackend::new(extend, make(selection.decode)?, 1)?;
+        let hybrid = HybridBackend::new(extend, make(selection.decode)?, config.limits, 1)?;
         Ok((Box::new(hybrid), selection))
     }
 

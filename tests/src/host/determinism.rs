@@ -122,7 +122,7 @@ fn hybrid(context: &Context<'_>, case: &Case) -> Result<f64, Stop> {
     let problem = Problem::new(case);
     let plain = context.run(&problem)?;
     for max_decode_q_len in [1, 4] {
-        let pair = HybridBackend::new(context.backend(case)?, context.backend(case)?, max_decode_q_len);
+        let pair = HybridBackend::new(context.backend(case)?, context.backend(case)?, roomy(case), max_decode_q_len);
         let mut pair = pair.map_err(|error| Stop::failed(error.to_string()))?;
         let run = crate::harness::run(&problem, &mut pair)?;
         plain.same(&format!("hybrid, decode up to {max_decode_q_len} tokens"), &run)?;
