@@ -17,3 +17,8 @@ pub mod replay;
 pub mod report;
 pub mod sample;
 pub mod serve;
+
+/// The repository's README, so that its example is compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+pub struct Readme;

@@ -14,6 +14,9 @@ pub enum FileError {
     /// The file cannot be read at all.
     #[error("cannot read it, give the path of a safetensors file")]
     Read(#[source] io::Error),
+    /// The path is that of a directory or a device.
+    #[error("it is not a regular file, give the path of a safetensors file")]
+    NotRegular,
     /// The bytes are no safetensors file.
     #[error("not a whole safetensors file, write it anew")]
     NotSafetensors(#[source] SafeTensorError),
@@ -143,6 +146,14 @@ pub enum ReplayError {
     SameName {
         /// The file name.
         name: String,
+    },
+    /// The result is larger than memory, as where values are much wider than queries.
+    #[error("the result needs {needed_mib} MiB, {available_mib} MiB are free: give fewer rows")]
+    Memory {
+        /// What it needs.
+        needed_mib: u64,
+        /// What is free.
+        available_mib: u64,
     },
     /// The path has no file name.
     #[error("the path names no file, give the path of a safetensors file")]

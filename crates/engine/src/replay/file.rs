@@ -28,6 +28,9 @@ pub struct ReplayFile {
 /// # Errors
 /// [`FileError`] for the first broken rule.
 pub fn read(path: &Path) -> Result<ReplayFile, FileError> {
+    if !fs::metadata(path).map_err(FileError::Read)?.is_file() {
+        return Err(FileError::NotRegular);
+    }
     ReplayFile::parse(&fs::read(path).map_err(FileError::Read)?)
 }
 

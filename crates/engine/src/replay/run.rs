@@ -6,12 +6,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use attn_metadata::{HostDevice, Selection};
+use attn_metadata::{HostDevice, Lse, Selection};
 
 use super::error::ReplayError;
 use super::file::{self, ReplayFile};
+use super::problem::Problem;
 use super::result::result_bytes;
 use crate::backends::create_backend;
+use crate::doctor;
 
 /// How files are replayed.
 #[derive(Clone, Debug)]
@@ -68,6 +70,7 @@ pub fn claim_names(files: &[PathBuf], out_dir: &Path) -> Vec<Result<PathBuf, Rep
 pub fn replay(file: &Path, result: &Path, options: &ReplayOptions) -> Result<Replayed, ReplayError> {
     let ReplayFile { mut problem, fp8_as_u8 } = file::read(file)?;
     let (mut backend, selection) = create_backend(&options.choice, &problem.config(options.device))?;
+    check_memory(&problem)?;
     let mut outcome = problem.outcome();
     let started = Instant::now();
     let step = backend.prepare_metadata(&problem.batch)?;
@@ -78,6 +81,19 @@ pub fn replay(file: &Path, result: &Path, options: &ReplayOptions) -> Result<Rep
     write_whole(result, &bytes)?;
     let num_requests = problem.batch.requests().len();
     Ok(Replayed { result: result.to_owned(), selection, num_requests, num_rows: problem.batch.num_rows(), elapsed })
+}
+
+/// The result must fit into memory, or the process would be stopped.
+fn check_memory(problem: &Problem) -> Result<(), ReplayError> {
+    let [rows, num_qo_heads, _] = problem.q.shape();
+    let vector_bytes = problem.layer.heads().head_dim_vo as usize * problem.q.dtype().size_bytes() + size_of::<Lse>();
+    // The result is in memory twice: as tensors and as a file.
+    let needed = [rows, num_qo_heads, vector_bytes, 2].iter().fold(1u64, |bytes, &n| bytes.saturating_mul(n as u64));
+    let available = doctor::available_memory_bytes();
+    if needed > available {
+        return Err(ReplayError::Memory { needed_mib: needed >> 20, available_mib: available >> 20 });
+    }
+    Ok(())
 }
 
 /// Writes a file under another name first, so that nobody reads a half of it.

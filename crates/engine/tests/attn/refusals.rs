@@ -248,7 +248,34 @@ fn what_is_no_safetensors_file_is_refused() {
     huge[..8].copy_from_slice(&u64::MAX.to_le_bytes());
     trial.refuses_bytes("a huge header", &huge, "not a whole safetensors file");
     trial.refuses_path("a missing file", &trial.dir.join("nowhere.safetensors"), "No such file");
-    trial.refuses_path("a directory", &trial.dir, "cannot read it");
+    trial.refuses_path("a directory", &trial.dir, "not a regular file");
+    if cfg!(unix) {
+        trial.refuses_path("a device", Path::new("/dev/zero"), "not a regular file");
+    }
+}
+
+/// A small file can ask for a result that no memory holds.
+#[test]
+fn a_result_larger_than_memory_is_refused() {
+    let trial = Trial::new("memory");
+    let zeros =
+        |shape: &[usize]| Tensor { dtype: Dtype::F32, shape: shape.to_vec(), bytes: Vec::new() }.reshaped(shape);
+    let rows = 1 << 20;
+    let file = File::good()
+        .without(&["k", "v", "slot_mapping", "custom_mask", "sinks", "alibi_slopes"])
+        .with("q", zeros(&[rows, 1, 1]))
+        .with("k_cache", zeros(&[1, 1, 1, 1]))
+        .with("v_cache", zeros(&[1, 1, 1, 1 << 20]))
+        .with("qo_indptr", Tensor::i32(&[0, 1 << 20]))
+        .with("kv_indptr", Tensor::i32(&[0, 1]))
+        .with("kv_indices", Tensor::i32(&[0]))
+        .with("kv_last_page_len", Tensor::i32(&[1]))
+        .with_params(&[("head_dim_vo", None), ("window_left", None)]);
+    let path = trial.dir.join("problem.safetensors");
+    fs::write(&path, file.bytes()).unwrap();
+    let out = trial.dir.join("out");
+    let args = ["replay".as_ref(), path.as_path(), "--out-dir".as_ref(), &out, "--attention-backend=oracle".as_ref()];
+    assert!(refused(&attn(&args), 2, 1)[0].contains("MiB"));
 }
 
 /// Flipping any one byte gives an error in one line or a result, never a crash.

@@ -116,72 +116,95 @@ fn results_never_replace_problems_or_each_other() {
     assert!(refused(&absent, 2, 1)[0].contains("there are: auto, cpu, oracle"));
 }
 
+/// Random tables: lengths, pages in random order, slots of the new tokens.
+struct Tables {
+    qo_indptr: Vec<i32>,
+    kv_indptr: Vec<i32>,
+    kv_indices: Vec<i32>,
+    kv_last_page_len: Vec<i32>,
+    slots: Vec<i32>,
+    num_pages: usize,
+    num_mask_bits: usize,
+}
+
+impl Tables {
+    fn random(random: &mut Random, page_size: usize, appends: bool) -> Self {
+        let lens: Vec<(usize, usize)> = (0..random.within(1, 5))
+            .map(|_| {
+                let kv_len = random.within(0, 60);
+                (random.within(0, if appends { kv_len.min(9) } else { 9 }), kv_len)
+            })
+            .collect();
+        let pages_of = |kv_len: usize| kv_len.div_ceil(page_size);
+        let num_pages = lens.iter().map(|(_, kv)| pages_of(*kv)).sum::<usize>() + random.within(1, 4);
+        let mut free: Vec<usize> = (0..num_pages).collect();
+        for i in (1..free.len()).rev() {
+            free.swap(i, random.within(0, i));
+        }
+        let mut tables = Self {
+            qo_indptr: vec![0],
+            kv_indptr: vec![0],
+            kv_indices: Vec::new(),
+            kv_last_page_len: Vec::new(),
+            slots: Vec::new(),
+            num_pages,
+            num_mask_bits: lens.iter().map(|(q, kv)| q * kv).sum(),
+        };
+        let narrow = |n: usize| i32::try_from(n).unwrap();
+        for (q_len, kv_len) in lens {
+            let pages: Vec<usize> = free.drain(..pages_of(kv_len)).collect();
+            for position in kv_len.saturating_sub(q_len)..kv_len {
+                let slot = pages[position / page_size] * page_size + position % page_size;
+                tables.slots.push(if random.chance(5) { -1 } else { narrow(slot) });
+            }
+            tables.kv_indices.extend(pages.into_iter().map(narrow));
+            tables.qo_indptr.push(tables.qo_indptr.last().unwrap() + narrow(q_len));
+            tables.kv_indptr.push(narrow(tables.kv_indices.len()));
+            tables.kv_last_page_len.push(if kv_len == 0 { 0 } else { narrow((kv_len - 1) % page_size + 1) });
+        }
+        tables
+    }
+}
+
 /// A random problem that is valid by construction.
 fn random_problem(random: &mut Random) -> File {
     let dtype = [Dtype::F32, Dtype::F16, Dtype::BF16][random.within(0, 2)];
     let kv_dtype = [Dtype::F32, Dtype::F16, Dtype::BF16, Dtype::F8_E4M3, Dtype::U8][random.within(0, 4)];
     let is_fp8 = matches!(kv_dtype, Dtype::F8_E4M3 | Dtype::U8);
-    let (page_size, num_kv_heads, group) = (random.within(1, 17), random.within(1, 3), random.within(1, 5));
-    let (dim_qk, dim_vo) = (random.within(1, 72), random.within(1, 72));
-    let num_qo_heads = num_kv_heads * group;
-    let appends = random.chance(50);
-    let lens: Vec<(usize, usize)> = (0..random.within(1, 5))
-        .map(|_| {
-            let kv_len = random.within(0, 60);
-            (random.within(0, if appends { kv_len.min(9) } else { 9 }), kv_len)
-        })
-        .collect();
-    let pages_of = |kv_len: usize| kv_len.div_ceil(page_size);
-    let num_pages = lens.iter().map(|(_, kv)| pages_of(*kv)).sum::<usize>() + random.within(1, 4);
-    let mut free: Vec<i32> = (0..i32::try_from(num_pages).unwrap()).collect();
-    for i in (1..free.len()).rev() {
-        free.swap(i, random.within(0, i));
-    }
-    let (mut qo_indptr, mut kv_indptr, mut kv_indices) = (vec![0], vec![0], Vec::new());
-    let (mut last_lens, mut slots, mut num_bits) = (Vec::new(), Vec::new(), 0);
-    for &(q_len, kv_len) in &lens {
-        let pages: Vec<i32> = free.drain(..pages_of(kv_len)).collect();
-        for position in kv_len.saturating_sub(q_len)..kv_len {
-            let slot = usize::try_from(pages[position / page_size]).unwrap() * page_size + position % page_size;
-            slots.push(if random.chance(5) { -1 } else { i32::try_from(slot).unwrap() });
-        }
-        kv_indices.extend(pages);
-        qo_indptr.push(qo_indptr.last().unwrap() + i32::try_from(q_len).unwrap());
-        kv_indptr.push(i32::try_from(kv_indices.len()).unwrap());
-        last_lens.push(if kv_len == 0 { 0 } else { i32::try_from((kv_len - 1) % page_size + 1).unwrap() });
-        num_bits += q_len * kv_len;
-    }
-    let rows = usize::try_from(*qo_indptr.last().unwrap()).unwrap() + if random.chance(20) { 2 } else { 0 };
-    slots.resize(rows, -1);
-    let mut file = File::default();
-    let mut add = |name: &str, tensor: Tensor| {
-        file.tensors.insert(name.to_owned(), tensor);
-    };
+    let (page_size, num_kv_heads, appends) = (random.within(1, 17), random.within(1, 3), random.chance(50));
+    let (dim_qk, dim_vo, num_qo_heads) =
+        (random.within(1, 72), random.within(1, 72), num_kv_heads * random.within(1, 5));
+    let mut tables = Tables::random(random, page_size, appends);
+    let rows = usize::try_from(*tables.qo_indptr.last().unwrap()).unwrap() + if random.chance(20) { 2 } else { 0 };
+    tables.slots.resize(rows, -1);
     let mut float =
         |dtype, shape: &[usize], scale: f32| Tensor::float(dtype, shape, &random.floats(shape.iter().product(), scale));
     let stored = if is_fp8 { 100.0 } else { 1.0 };
-    add("q", float(dtype, &[rows, num_qo_heads, dim_qk], 1.0));
-    add("k_cache", float(kv_dtype, &[num_pages, page_size, num_kv_heads, dim_qk], stored));
-    add("v_cache", float(kv_dtype, &[num_pages, page_size, num_kv_heads, dim_vo], stored));
-    if appends {
-        add("k", float(dtype, &[rows, num_kv_heads, dim_qk], 1.0));
-        add("v", float(dtype, &[rows, num_kv_heads, dim_vo], 1.0));
-        add("slot_mapping", Tensor::i32(&slots));
+    let mut file = File::default()
+        .with("q", float(dtype, &[rows, num_qo_heads, dim_qk], 1.0))
+        .with("k_cache", float(kv_dtype, &[tables.num_pages, page_size, num_kv_heads, dim_qk], stored))
+        .with("v_cache", float(kv_dtype, &[tables.num_pages, page_size, num_kv_heads, dim_vo], stored))
+        .with("k", float(dtype, &[rows, num_kv_heads, dim_qk], 1.0))
+        .with("v", float(dtype, &[rows, num_kv_heads, dim_vo], 1.0))
+        .with("slot_mapping", Tensor::i32(&tables.slots))
+        .with("sinks", float(Dtype::F32, &[num_qo_heads], 2.0))
+        .with("alibi_slopes", float(Dtype::F32, &[num_qo_heads], 0.2))
+        .with("qo_indptr", Tensor::i32(&tables.qo_indptr))
+        .with("kv_indptr", Tensor::i32(&tables.kv_indptr))
+        .with("kv_indices", Tensor::i32(&tables.kv_indices))
+        .with("kv_last_page_len", Tensor::i32(&tables.kv_last_page_len));
+    let mask = (0..tables.num_mask_bits.div_ceil(8)).map(|_| random.next().to_le_bytes()[0]).collect();
+    file = file.with("custom_mask", Tensor::u8(mask));
+    for (names, percent) in [
+        (&["k", "v", "slot_mapping"][..], if appends { 100 } else { 0 }),
+        (&["sinks"], 30),
+        (&["alibi_slopes"], 30),
+        (&["custom_mask"], 30),
+    ] {
+        if !random.chance(percent) {
+            file = file.without(names);
+        }
     }
-    let (sinks, slopes) = (float(Dtype::F32, &[num_qo_heads], 2.0), float(Dtype::F32, &[num_qo_heads], 0.2));
-    if random.chance(30) {
-        add("sinks", sinks);
-    }
-    if random.chance(30) {
-        add("alibi_slopes", slopes);
-    }
-    if random.chance(30) {
-        add("custom_mask", Tensor::u8((0..num_bits.div_ceil(8)).map(|_| random.next().to_le_bytes()[0]).collect()));
-    }
-    add("qo_indptr", Tensor::i32(&qo_indptr));
-    add("kv_indptr", Tensor::i32(&kv_indptr));
-    add("kv_indices", Tensor::i32(&kv_indices));
-    add("kv_last_page_len", Tensor::i32(&last_lens));
     let window = if random.chance(40) { random.within(0, 20).to_string() } else { "null".to_owned() };
     let scale = if is_fp8 { "0.01" } else { "null" };
     file.with_params(&[

@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result};
 use attn_metadata::HostDevice;
 use attn_reference::cpu::Isa;
 use engine::bench::{
-    Ceilings, CpuOptions, Environment, Reps, Results, Workload, compare, cpu_workloads, measure_planner,
+    BenchError, Ceilings, CpuOptions, Environment, Reps, Results, Workload, compare, cpu_workloads, measure_planner,
     parse_workloads, plot, problem_of, workloads_named,
 };
 use engine::doctor;
@@ -53,7 +53,7 @@ pub struct Args {
     #[arg(long, value_name = "TEXT")]
     filter: Option<String>,
     /// Rounds; medians are over the rounds' medians
-    #[arg(long, value_name = "N", default_value_t = 3)]
+    #[arg(long, value_name = "N", default_value = "3", value_parser = rounds)]
     rounds: usize,
     /// Leave the machine's ceilings out; measuring them takes a few seconds and 1 GiB
     #[arg(long)]
@@ -75,6 +75,14 @@ pub fn threads(text: &str) -> Result<usize, String> {
     }
 }
 
+/// A number of rounds, for clap.
+fn rounds(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(number @ 1..=1000) => Ok(number),
+        _ => Err("expected a number from 1 to 1000".to_owned()),
+    }
+}
+
 /// Runs the command.
 pub fn run(args: &Args) -> Result<Outcome> {
     if let (Some(results), Some(out)) = (&args.plot, &args.out) {
@@ -88,13 +96,17 @@ pub fn run(args: &Args) -> Result<Outcome> {
         return record_all(&workloads, dir);
     }
     let results = measure(args, &workloads)?;
+    output::write(&shown(&results))?;
     if let Some(path) = &args.json {
         write_json(path, &results)?;
     }
-    output::write(&shown(&results))?;
-    let is_wrong = |error: &f64| error.is_nan() || *error > MAX_REL_ERR;
-    let wrong = results.results.iter().any(|row| row.rel_err.as_ref().is_some_and(is_wrong));
-    Ok(if wrong { Outcome::CheckFailed } else { Outcome::Success })
+    let is_wrong = |error: f64| error.is_nan() || error > MAX_REL_ERR;
+    match results.results.iter().find(|row| row.rel_err.is_some_and(is_wrong)) {
+        Some(row) => {
+            Err(Failure::check(format!("{} gives a wrong result for workload {}", row.peer, row.workload)).into())
+        }
+        None => Ok(Outcome::Success),
+    }
 }
 
 fn workloads(args: &Args) -> Result<Vec<Workload>> {
@@ -135,7 +147,10 @@ fn measure(args: &Args, workloads: &[Workload]) -> Result<Results> {
         ceilings: (!args.no_ceilings).then(|| Ceilings::measure(args.threads)),
     };
     let results = compare(workloads, &options, &mut |what| spinner.set_message(what.to_owned()));
-    let mut results = results.map_err(Failure::input)?;
+    let mut results = results.map_err(|error| match error {
+        BenchError::Peer(error) => Failure::input(error).into(),
+        error => anyhow::Error::from(error),
+    })?;
     if args.cpu {
         spinner.set_message("timing the planner");
         let device = HostDevice { num_threads: Some(args.threads) };

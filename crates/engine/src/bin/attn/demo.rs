@@ -4,7 +4,7 @@ use anyhow::Result;
 use engine::backends::host_registry;
 use engine::demo::Demo;
 
-use super::{Outcome, output};
+use super::{Failure, Outcome, output};
 
 /// Options of `demo`.
 #[derive(Debug, clap::Args)]
@@ -22,5 +22,9 @@ pub fn run(args: &Args) -> Result<Outcome> {
     } else {
         output::write(&demo.to_text())?;
     }
-    Ok(if demo.passed() { Outcome::Success } else { Outcome::CheckFailed })
+    if demo.passed() {
+        return Ok(Outcome::Success);
+    }
+    let failed: Vec<&str> = demo.backends.iter().filter(|b| !b.passed).map(|b| b.name).collect();
+    Err(Failure::check(format!("not exact on this machine: {}", failed.join(", "))).into())
 }
