@@ -8,6 +8,9 @@ use attn_metadata::HeadShape;
 
 use crate::case::{Case, Data, Layout, RequestShape, Sinks, Table};
 
+/// Most requests of one word, so that a mistyped line does not fill the memory.
+const MAX_REQUESTS: usize = 1 << 20;
+
 /// A line that is not a case.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CaseTextError {
@@ -25,7 +28,8 @@ impl std::error::Error for CaseTextError {}
 
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let requests: Vec<_> = self.requests.iter().map(|r| format!("{}/{}", r.q_len, r.kv_len)).collect();
+        let runs = self.requests.chunk_by(|a, b| a == b);
+        let requests: Vec<_> = runs.map(|run| (run[0], run.len())).map(request_run).collect();
         let HeadShape { num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo } = self.heads;
         write!(f, "q/kv={} pad={}", requests.join(","), self.padding_rows)?;
         write!(f, " heads={num_qo_heads}/{num_kv_heads} dim={head_dim_qk}/{head_dim_vo}")?;
@@ -35,6 +39,12 @@ impl fmt::Display for Case {
         write!(f, " custom={} softcap={} sinks={}", self.custom, option(self.softcap), self.sinks.name())?;
         write!(f, " alibi={} append={} data={} seed={}", self.alibi, self.append, self.data.name(), self.seed)
     }
+}
+
+/// Like requests in a row as one word.
+fn request_run((request, count): (RequestShape, usize)) -> String {
+    let RequestShape { q_len, kv_len } = request;
+    if count == 1 { format!("{q_len}/{kv_len}") } else { format!("{q_len}/{kv_len}*{count}") }
 }
 
 fn option<T: ToString>(value: Option<T>) -> String {
@@ -86,8 +96,17 @@ fn set(case: &mut Case, key: &str, value: &str) -> Result<(), String> {
 }
 
 fn requests(value: &str) -> Result<Vec<RequestShape>, String> {
-    let words = value.split(',').filter(|word| !word.is_empty());
-    words.map(|word| pair(word).map(|(q_len, kv_len)| RequestShape { q_len, kv_len })).collect()
+    let mut requests = Vec::new();
+    for word in value.split(',').filter(|word| !word.is_empty()) {
+        let (lengths, count) = word.split_once('*').unwrap_or((word, "1"));
+        let (q_len, kv_len) = pair(lengths)?;
+        let count: usize = parse(count)?;
+        if count > MAX_REQUESTS {
+            return Err(format!("{count} requests are more than {MAX_REQUESTS}"));
+        }
+        requests.resize(requests.len() + count, RequestShape { q_len, kv_len });
+    }
+    Ok(requests)
 }
 
 fn parse<T: FromStr<Err: fmt::Display>>(value: &str) -> Result<T, String> {
@@ -124,13 +143,13 @@ mod tests {
     #[test]
     fn a_case_reads_back_from_its_line() {
         let mut case: Case =
-            "q/kv=3/7,1/20,0/0 pad=2 heads=6/2 dim=192/128 dtype=bf16/fp8_e4m3 scale=0.25/1.5 page=61 \
+            "q/kv=3/7,1/20*3,0/0 pad=2 heads=6/2 dim=192/128 dtype=bf16/fp8_e4m3 scale=0.25/1.5 page=61 \
             layout=ihnd table=top shared=true causal=false window=127 custom=true softcap=30 sinks=mixed alibi=true \
             append=false data=onehot seed=99"
                 .parse()
                 .unwrap();
         assert_eq!(case.to_string().parse(), Ok(case.clone()));
-        assert_eq!((case.requests.len(), case.window, case.scales), (3, Some(127), (0.25, 1.5)));
+        assert_eq!((case.requests.len(), case.window, case.scales), (5, Some(127), (0.25, 1.5)));
         case.requests.clear();
         assert_eq!(case.to_string().parse(), Ok(case.clone()));
         let json = serde_json::to_string(&case).unwrap();

@@ -155,7 +155,7 @@ fn limits(context: &Context<'_>, case: &Case) -> Result<f64, Stop> {
     Ok(0.0)
 }
 
-/// Batches that do not fit: too many rows, too many requests, a longer KV, a larger pool, the other kind of append.
+/// Batches that do not fit: too many rows, too many requests, a longer KV, a larger pool, other pages, the other kind of append.
 fn refuse_batches(
     backend: &mut dyn AttentionBackend<Host>,
     step: &mut Prepared,
@@ -174,13 +174,14 @@ fn refuse_batches(
         ("requests", Some(more), 0),
         ("KV tokens", Some(longer), 0),
         ("pages", Some(case.clone()), pages + 1),
+        ("tokens in a page", Some(Case { page_size: case.page_size + 1, shared: false, ..case.clone() }), 0),
         ("append", (!appends_too_much).then_some(other), 0),
     ];
     for (what, case, min_pages) in batches.into_iter().filter_map(|(what, case, pages)| Some((what, case?, pages))) {
         let batch = Problem::build(&case, Build { min_pages, ..Build::of(&case) }).batch();
         match backend.prepare_for_replay(step, &batch) {
             Err(CaptureError::OverBucket { .. } | CaptureError::AppendMismatch { .. } | CaptureError::Prepare(_)) => {}
-            other => return Err(Stop::failed(format!("a replay with too many {what}: {other:?}"))),
+            other => return Err(Stop::failed(format!("a replay that does not fit in {what}: {other:?}"))),
         }
     }
     Ok(())

@@ -6,6 +6,7 @@ mod context;
 mod contract;
 mod determinism;
 mod graph;
+mod large;
 mod masks;
 mod memory;
 mod partial;
@@ -62,6 +63,8 @@ pub const CHECKS: &[Check] = &[
     Check { num_cases: |suite| 6 * suite.num_check_cases, work: 16, ..sizes::HEADS },
     accuracy::EMPTY_ROWS,
     accuracy::HUGE_LOGITS,
+    Check { num_cases: |suite| suite.num_check_cases.div_ceil(2), ..large::LONG },
+    Check { num_cases: |suite| suite.num_check_cases.div_ceil(5), ..large::MANY },
     Check { num_cases: |suite| 4 * suite.num_check_cases, ..masks::WINDOW_PROBE },
     masks::MASK_PROBE,
     masks::FUTURE,

@@ -138,7 +138,8 @@ impl Mini {
             out.fill_row(row, 0.0);
             (0..q.heads()).for_each(|head| set_lse(row * q.heads() + head, f32::NEG_INFINITY));
         }
-        for request in batch.requests() {
+        let most = if self.has(Fault::RequestsBeyond65535Skipped) { 65_535 } else { usize::MAX };
+        for request in batch.requests().iter().take(most) {
             for (row, head) in (0..request.q_len).flat_map(|r| (0..spec.heads().num_qo_heads).map(move |h| (r, h))) {
                 let query = Query { batch, layer: spec, request, row, head, cache, fault: self.fault };
                 let state = (request.q_start + row) as usize * q.heads() + head as usize;
@@ -210,6 +211,9 @@ impl AttentionBackend<Host> for Mini {
 
     fn prepare_for_replay(&mut self, step: &mut Prepared, batch: &Batch) -> Result<(), CaptureError> {
         let keeps = self.has(Fault::ReplayKeepsFirstBatch);
+        if !self.has(Fault::ReplayTakesOtherPageSize) {
+            check_batch("mini", batch, &self.model, &BatchLimits::NONE, &self.capabilities)?;
+        }
         self.steps.replay(step, batch, |kept, _| {
             if !keeps || kept.requests().is_empty() {
                 batch.select_into(kept, SubBatch::First, |_| true);

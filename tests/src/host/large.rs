@@ -1,0 +1,52 @@
+//! Long KV and many requests: where a grid, a split count or a 16-bit index ends.
+
+use attn_metadata::HeadShape;
+
+use super::accuracy::against_oracle;
+use super::{Check, check};
+use crate::case::{Case, RequestShape};
+use crate::rng::Rng;
+
+pub(super) const LONG: Check =
+    check("long KV", "KV around 4096 and 8192 tokens, decode and extend, is right", with_long_kv, against_oracle);
+
+pub(super) const MANY: Check = check(
+    "many requests",
+    "65535 and more requests in a batch, most of them empty, are right at both ends",
+    with_many,
+    against_oracle,
+);
+
+/// One head of each kind: the length is what counts.
+const fn few_heads(case: &mut Case, most: u32) {
+    let group = case.heads.num_qo_heads / case.heads.num_kv_heads;
+    let group = if group > most { 1 } else { group };
+    case.heads = HeadShape { num_qo_heads: group, num_kv_heads: 1, ..case.heads };
+}
+
+fn with_long_kv(case: &mut Case, rng: &mut Rng) {
+    let extends = case.requests.iter().any(|r| r.q_len > 1);
+    few_heads(case, 3);
+    let kv_len = rng.pick(&[4095, 4096, 4097, 8191, 8193]);
+    case.requests = vec![
+        RequestShape { q_len: 1, kv_len: 5 },
+        RequestShape { q_len: if extends { rng.pick(&[1, 2, 7]) } else { 1 }, kv_len },
+        RequestShape { q_len: 1, kv_len: 130 },
+    ];
+    if case.window.is_some() && rng.below(2) == 0 {
+        case.window = None;
+    }
+}
+
+fn with_many(case: &mut Case, rng: &mut Rng) {
+    few_heads(case, 1);
+    if case.heads.head_dim_vo > 128 {
+        (case.heads.head_dim_qk, case.heads.head_dim_vo) = (64, 64); // a gigabyte of zeros would show nothing more
+    }
+    (case.append, case.custom, case.shared) = (false, false, false);
+    let full = RequestShape { q_len: 1, kv_len: 3 };
+    let count = rng.pick(&[65_535, 65_536, 65_537]);
+    case.requests = vec![RequestShape { q_len: 1, kv_len: 0 }; count];
+    case.requests[..16].fill(full);
+    case.requests[count - 16..].fill(full);
+}
