@@ -80,11 +80,11 @@ impl Step {
         Step { batch: Batch::empty(pool), plans, schedules, slots: Vec::new(), num_rows: 0 }
     }
 
-    fn set(&mut self, batch: &Batch, num_rows: u32, isa: Isa) {
+    fn set(&mut self, batch: &Batch, num_rows: u32) {
         batch.select_into(&mut self.batch, SubBatch::First, |_| true);
         for (plan, schedule) in self.plans.iter_mut().zip(&mut self.schedules) {
             plan.update(&self.batch);
-            schedule.update(plan, isa, plan.ranges().len());
+            schedule.update(plan, plan.ranges().len());
         }
         self.slots.clear();
         self.slots.extend_from_slice(batch.slot_mapping().unwrap_or_default());
@@ -194,9 +194,8 @@ impl AttentionBackend<Host> for CpuBackend {
 
     fn prepare_metadata(&mut self, batch: &Batch) -> Result<Prepared, PrepareError> {
         check_batch(NAME, batch, &self.model, &self.limits, &self.capabilities)?;
-        let isa = self.isa;
         self.steps.prepare(batch, |step| {
-            step.set(batch, batch.num_rows(), isa);
+            step.set(batch, batch.num_rows());
             Ok(())
         })
     }
@@ -240,20 +239,20 @@ impl AttentionBackend<Host> for CpuBackend {
     }
 
     fn prepare_for_capture(&mut self, bucket: Bucket) -> Result<Prepared, CaptureError> {
-        let (model, num_workers, isa) = (Arc::clone(&self.model), self.num_workers(), self.isa);
+        let (model, num_workers) = (Arc::clone(&self.model), self.num_workers());
         self.steps.capture(bucket, |limits| {
             let mut step = Step::new(&model, num_workers);
             let pool = PoolShape { num_pages: limits.num_pool_pages, page_size: model.page_size() };
-            step.set(&Batch::empty(pool), bucket.num_rows, isa);
+            step.set(&Batch::empty(pool), bucket.num_rows);
             Ok(step)
         })
     }
 
     fn prepare_for_replay(&mut self, step: &mut Prepared, batch: &Batch) -> Result<(), CaptureError> {
-        let Self { steps, model, limits, capabilities, isa, .. } = self;
+        let Self { steps, model, limits, capabilities, .. } = self;
         steps.replay(step, batch, |planned, bucket| {
             check_batch(NAME, batch, model, limits, capabilities)?;
-            planned.set(batch, bucket.num_rows, *isa);
+            planned.set(batch, bucket.num_rows);
             Ok(())
         })
     }

@@ -20,6 +20,9 @@ use super::schedule::{Item, Schedule};
 use super::scratch::{Dims, RowStates, Scratch};
 use super::unit::{UNIT_ROWS, UnitWork, blocks};
 
+/// Tokens between asking for the memory of an output and writing it.
+const WRITE_AHEAD: usize = 4;
+
 /// What all workers read.
 pub(crate) struct LayerCall<'a> {
     pub(crate) isa: Isa,
@@ -150,21 +153,22 @@ impl LayerCall<'_> {
         work: &UnitWork<'_>,
         scratch: &mut Scratch,
     ) {
-        let Dims { qk, qk_padded, .. } = work.dims;
-        let scale = self.layer.sm_scale() * self.cache.format().k_scale();
-        let lanes = self.isa.panel() / 2;
-        let first_row = (self.request(tile).q_start + tile.q_begin) as usize;
+        let qk_padded = work.dims.qk_padded;
+        let first_token = (self.request(tile).q_start + tile.q_begin) as usize;
         let first_head = (item.kv_head + kv_head) as usize * self.group_size() + slice.begin;
-        let stage = scratch.stage.get_mut(lanes * qk_padded);
+        let stage = scratch.stage.get_mut(self.isa.panel() / 2 * qk_padded);
         let queries = &mut scratch.queries.all_mut()[work.block_start(kv_head as usize, 0)..];
-        for (i, block) in blocks(self.isa, work.rows_per_head()).enumerate() {
-            for (row, to) in block.zip(stage.chunks_exact_mut(qk_padded)) {
-                let to = &mut to[..qk];
-                self.q.read(first_row + row / slice.len, first_head + row % slice.len, to);
-                to.iter_mut().for_each(|x| *x *= scale);
-            }
-            let block = &mut queries[i * lanes * qk_padded..][..lanes * qk_padded];
-            self.isa.run(PackQueries { stage, block });
+        let num_rows = work.rows_per_head();
+        for block in blocks(self.isa, num_rows) {
+            self.isa.run(PackQueries {
+                q: self.q,
+                first: (first_token + block.start / slice.len, first_head + block.start % slice.len),
+                heads: first_head..first_head + slice.len,
+                scale: self.layer.sm_scale() * self.cache.format().k_scale(),
+                num_ahead: block.len().min(num_rows - block.end),
+                stage: &mut *stage,
+                block: &mut queries[block.start * qk_padded..block.end * qk_padded],
+            });
         }
     }
 
@@ -205,6 +209,9 @@ impl LayerCall<'_> {
                 }
             }
             let rows = token * slice.len..(token + 1) * slice.len;
+            if token + WRITE_AHEAD < tile.q_len as usize {
+                self.output.prefetch(self.isa, first_row + token + WRITE_AHEAD, first_head..first_head + slice.len);
+            }
             let values = &out[rows.start * vo_padded..][..slice.len * vo];
             self.output.write(first_row + token, first_head, values, &max[rows]);
         }

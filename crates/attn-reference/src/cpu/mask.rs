@@ -92,8 +92,7 @@ fn to_usize(x: i64) -> usize {
 mod tests {
     use super::*;
 
-    const CAUSAL: Visibility<'_> =
-        Visibility { q_len: 3, kv_len: 8, causal: true, window_left: None, custom: None };
+    const CAUSAL: Visibility<'_> = Visibility { q_len: 3, kv_len: 8, causal: true, window_left: None, custom: None };
 
     #[test]
     fn causal_is_aligned_to_the_bottom_right() {

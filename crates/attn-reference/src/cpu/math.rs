@@ -10,7 +10,9 @@ const EXP_MIN: f32 = -87.336_54;
 /// `exp(x)` for `x <= 88`, to 1.5 ulp; 0 where the result would be subnormal.
 #[inline(always)]
 pub(crate) fn exp<S: Simd>(simd: S, x: S::Vector) -> S::Vector {
-    let n = simd.round(simd.mul(x, simd.splat(std::f32::consts::LOG2_E)));
+    // n = x / ln 2 rounded to an integer: adding 1.5 * 2^23 leaves no bits for a fraction.
+    let magic = simd.splat(12_582_912.0);
+    let n = simd.sub(simd.fma(x, simd.splat(std::f32::consts::LOG2_E), magic), magic);
     // r = x - n ln 2, ln 2 in two parts of which the first has 9 bits, so that its product with n is exact.
     let r = simd.fma(n, simd.splat(-355.0 / 512.0), x);
     let r = simd.fma(n, simd.splat(2.121_944_4e-4), r);
@@ -20,7 +22,7 @@ pub(crate) fn exp<S: Simd>(simd: S, x: S::Vector) -> S::Vector {
     }
     // exp(r) = 1 + (r + r² p)
     let p = simd.add(simd.fma(simd.mul(r, r), p, r), simd.splat(1.0));
-    simd.select_lt(x, simd.splat(EXP_MIN), simd.splat(0.0), simd.scale_by_pow2(p, n))
+    simd.zero_if_lt(x, simd.splat(EXP_MIN), simd.scale_by_pow2(p, n))
 }
 
 /// `tanh(x)` to 2.5 ulp.

@@ -1,10 +1,14 @@
 //! Owns the way of results into the caller's tensors from many workers at once, without unsafe code: the rows are cut
 //! into shards, each behind a lock that is held for one token's heads at a time.
 
+use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use attn_metadata::Lse;
 use kvpool::{HostSliceMut, HostTensorMut};
+
+use super::isa::Isa;
+use super::pack::PrefetchVectors;
 
 /// Shards of a tensor at most; they need no allocation.
 const MAX_SHARDS: usize = 32;
@@ -66,6 +70,13 @@ impl<'a> Output<'a> {
                 *to = Lse::from_ln(lse);
             }
         }
+    }
+
+    /// Asks for the memory of consecutive heads of a row, soon to be written.
+    pub(crate) fn prefetch(&self, isa: Isa, row: usize, heads: Range<usize>) {
+        let shard = self.shards[row / self.rows_per_shard].as_ref().expect("rows of a batch are in range");
+        let shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+        isa.run(PrefetchVectors { tensor: shard.out.as_ref(), token: row % self.rows_per_shard, heads });
     }
 
     /// Writes zeros and an empty LSE to a row.

@@ -4,17 +4,21 @@
 //! Invariants: exactly the given positions of the KV cache are read, columns of a key tile beyond them are zeros, and
 //! lanes beyond `head_dim` are zeros or never read. So nothing foreign enters any arithmetic.
 //!
-//! Layouts, with `L` lanes: a key tile is `[keys / 2L, dim_padded, 2, L]`, a value tile `[dim_padded / 2L, room, 2, L]`, a query block `[dim_padded, L]` of which the first rows-of-the-block lanes count.
+//! Layouts, with `L` lanes: a key tile is `[keys / 2L, dim_padded, 2, L]`, a value tile `[dim_padded / 2L, room, 2, L]`, a query block `[dim_padded, rows of the block]`.
 
 use std::ops::Range;
 
+use bytemuck::Zeroable;
 use half::{bf16, f16};
-use kvpool::{KvPlane, KvSlice, PageId};
+use kvpool::{HostSlice, HostTensor, KvPlane, KvSlice, PageId};
 
 use super::isa::{Isa, Kernel, Simd};
 
 /// Keys in a tile. Tiles begin at multiples of it, whatever the request, so a row's arithmetic depends on its own keys.
 pub(crate) const KV_TILE: usize = 128;
+
+/// Lanes of the widest vector.
+const MAX_LANES: usize = 16;
 
 /// An element that widens to `f32`.
 pub(crate) trait Element: Copy {
@@ -120,10 +124,10 @@ impl Run<'_> {
     }
 }
 
-/// Packs up to [`KV_TILE`] keys into a key tile, and asks for those that come next on the way.
+/// Packs up to [`KV_TILE`] keys into a key tile.
 pub(crate) struct PackKeys<'a> {
     pub(crate) run: Run<'a>,
-    /// No longer than [`KV_TILE`].
+    /// Asked for on the way: what is packed next.
     pub(crate) ahead: Run<'a>,
     /// `[L, dim_padded]`, zeros beyond `head_dim`.
     pub(crate) stage: &'a mut [f32],
@@ -133,6 +137,7 @@ pub(crate) struct PackKeys<'a> {
 /// As [`PackKeys`], for values.
 pub(crate) struct PackValues<'a> {
     pub(crate) run: Run<'a>,
+    /// Asked for on the way: what is packed next.
     pub(crate) ahead: Run<'a>,
     /// Keys that the tile has room for.
     pub(crate) room: usize,
@@ -244,10 +249,18 @@ fn pack_values<S: Simd, E: Element>(simd: S, job: &mut PackValues<'_>, data: &[E
     }
 }
 
-/// Transposes up to `L` query vectors, already widened and scaled, into a query block.
+/// Packs query vectors into a block: widened, scaled, transposed.
 pub(crate) struct PackQueries<'a> {
-    /// `[L, dim_padded]`; rows beyond the block's may hold anything, their lanes are not read.
-    pub(crate) stage: &'a [f32],
+    pub(crate) q: HostTensor<'a>,
+    /// Token and head of the first vector; the vectors go through `heads` heads of a token, then the next token.
+    pub(crate) first: (usize, usize),
+    pub(crate) heads: Range<usize>,
+    pub(crate) scale: f32,
+    /// Vectors that will be packed next are asked for.
+    pub(crate) num_ahead: usize,
+    /// `[L, dim_padded]`, to work in.
+    pub(crate) stage: &'a mut [f32],
+    /// `[dim_padded, rows of the block]`.
     pub(crate) block: &'a mut [f32],
 }
 
@@ -255,12 +268,75 @@ impl Kernel for PackQueries<'_> {
     type Output = ();
 
     #[inline(always)]
+    fn run<S: Simd>(mut self, simd: S) {
+        match self.q.data() {
+            HostSlice::F32(data) => pack_queries(simd, &mut self, data),
+            HostSlice::F16(data) => pack_queries(simd, &mut self, data),
+            HostSlice::Bf16(data) => pack_queries(simd, &mut self, data),
+        }
+    }
+}
+
+#[inline(always)]
+fn pack_queries<S: Simd, E: Element>(simd: S, job: &mut PackQueries<'_>, data: &[E]) {
+    let dim_padded = job.stage.len() / S::LANES;
+    let (dim_rows, rows, dim) = (dim_padded / S::LANES, job.block.len() / dim_padded, job.q.dim());
+    let (mut token, mut head) = job.first;
+    let scale = simd.splat(job.scale);
+    for row in 0..rows + job.num_ahead {
+        let start = job.q.offset(token, head);
+        let vector = &data[start..start + dim];
+        if row < rows {
+            let to = &mut job.stage[row * dim_padded..(row + 1) * dim_padded];
+            E::widen(simd, vector, to);
+            for x in bytemuck::cast_slice_mut::<f32, S::Row>(to) {
+                let scaled = simd.mul(simd.load(x), scale);
+                simd.store(scaled, x);
+            }
+        } else {
+            prefetch(simd, vector);
+        }
+        head += 1;
+        if head == job.heads.end {
+            (token, head) = (token + 1, job.heads.start);
+        }
+    }
+    let stage: &[S::Row] = bytemuck::cast_slice(job.stage);
+    for i in 0..dim_rows {
+        // Column d of the block is a vector, of which the first `rows` lanes count: the next one overwrites the rest.
+        let mut wide = [S::Row::zeroed(); MAX_LANES];
+        simd.transpose(&stage[i..], dim_rows, &mut wide, 1);
+        for (j, from) in wide.iter().take(S::LANES).enumerate() {
+            let to = &mut job.block[(i * S::LANES + j) * rows..];
+            if to.len() >= S::LANES {
+                simd.store(simd.load(from), &mut bytemuck::cast_slice_mut(&mut to[..S::LANES])[0]);
+            } else {
+                to[..rows].copy_from_slice(&from.as_ref()[..rows]);
+            }
+        }
+    }
+}
+
+/// Asks for head vectors of the output, soon to be written.
+pub(crate) struct PrefetchVectors<'a> {
+    pub(crate) tensor: HostTensor<'a>,
+    pub(crate) token: usize,
+    pub(crate) heads: Range<usize>,
+}
+
+impl Kernel for PrefetchVectors<'_> {
+    type Output = ();
+
+    #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let dim_rows = self.stage.len() / (S::LANES * S::LANES);
-        let stage: &[S::Row] = bytemuck::cast_slice(self.stage);
-        let block: &mut [S::Row] = bytemuck::cast_slice_mut(self.block);
-        for i in 0..dim_rows {
-            simd.transpose(&stage[i..], dim_rows, &mut block[i * S::LANES..], 1);
+        let dim = self.tensor.dim();
+        for head in self.heads {
+            let start = self.tensor.offset(self.token, head);
+            match self.tensor.data() {
+                HostSlice::F32(data) => prefetch(simd, &data[start..start + dim]),
+                HostSlice::F16(data) => prefetch(simd, &data[start..start + dim]),
+                HostSlice::Bf16(data) => prefetch(simd, &data[start..start + dim]),
+            }
         }
     }
 }

@@ -16,7 +16,7 @@ pub(crate) type ScoreRow = [f32; KV_TILE];
 /// Computes the scores of `scores.len()` rows in the given panels of the tile.
 pub(crate) struct Scores<'a> {
     pub(crate) isa: Isa,
-    /// Query blocks of the rows, `[dim_padded, L]` each.
+    /// Query blocks of the rows, `[dim_padded, rows of the block]` each.
     pub(crate) queries: &'a [f32],
     /// The key tile from the first of the panels on.
     pub(crate) keys: &'a [f32],
@@ -34,13 +34,12 @@ impl Kernel for Scores<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
         let keys: &[[S::Row; 2]] = bytemuck::cast_slice(self.keys);
-        let queries: &[S::Row] = bytemuck::cast_slice(self.queries);
         for (i, panel) in self.panels.clone().enumerate() {
             let keys = &keys[i * self.dim_padded..][..self.dim];
-            let (mut row, mut block) = (0, 0);
+            let mut row = 0;
             while row < self.scores.len() {
                 let rows = block_rows(self.isa, self.scores.len() - row);
-                let queries = &queries[block * self.dim_padded..][..self.dim];
+                let queries = &self.queries[row * self.dim_padded..][..rows * self.dim];
                 let scores = &mut self.scores[row..row + rows];
                 match rows {
                     12 => micro::<S, 12>(simd, queries, keys, scores, panel),
@@ -51,7 +50,6 @@ impl Kernel for Scores<'_> {
                     _ => micro::<S, 1>(simd, queries, keys, scores, panel),
                 }
                 row += rows;
-                block += 1;
             }
         }
     }
@@ -61,17 +59,17 @@ impl Kernel for Scores<'_> {
 #[inline(always)]
 fn micro<S: Simd, const R: usize>(
     simd: S,
-    queries: &[S::Row],
+    queries: &[f32],
     keys: &[[S::Row; 2]],
     scores: &mut [ScoreRow],
     panel: usize,
 ) {
     let mut acc = [[simd.splat(0.0); 2]; R];
-    for (q, k) in queries.iter().zip(keys) {
+    for (q, k) in queries.as_chunks::<R>().0.iter().zip(keys) {
         simd.prefetch(&k[0], AHEAD);
         simd.prefetch(&k[1], AHEAD);
         let k = [simd.load(&k[0]), simd.load(&k[1])];
-        for (acc, &q) in acc.iter_mut().zip(&q.as_ref()[..R]) {
+        for (acc, &q) in acc.iter_mut().zip(q) {
             let x = simd.splat(q);
             acc[0] = simd.fma(x, k[0], acc[0]);
             acc[1] = simd.fma(x, k[1], acc[1]);

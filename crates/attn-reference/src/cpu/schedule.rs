@@ -5,8 +5,7 @@
 
 use attn_metadata::plan::{Plan, Tile};
 
-use super::isa::Isa;
-use super::unit::{UNIT_ROWS, num_blocks};
+use super::unit::STREAM_ROWS;
 
 /// Items for each worker that balance well enough.
 const ITEMS_PER_WORKER: u64 = 6;
@@ -34,7 +33,7 @@ impl Schedule {
     }
 
     /// Cuts a plan anew. Reuses memory.
-    pub(crate) fn update(&mut self, plan: &Plan, isa: Isa, num_workers: usize) {
+    pub(crate) fn update(&mut self, plan: &Plan, num_workers: usize) {
         self.items.clear();
         let all_heads = plan.group().heads.num_kv_heads;
         let pairs: u64 = plan.tiles().iter().map(|tile| u64::from(tile.num_chunks)).sum();
@@ -43,7 +42,7 @@ impl Schedule {
         let wanted = if num_workers == 1 { 1 } else { wanted };
         for (index, tile) in (0u32..).zip(plan.tiles()) {
             let balanced = u64::from(all_heads).div_ceil(wanted);
-            let heads = u32::try_from(balanced).map_or(1, |n| n.min(heads_that_fit(plan, tile, isa)));
+            let heads = u32::try_from(balanced).map_or(1, |n| n.min(heads_that_fit(plan, tile)));
             self.add(plan, tile, index, heads);
         }
         self.items.sort_unstable_by_key(|item| (std::cmp::Reverse(item.cost), item.tile, item.kv_head, item.chunk));
@@ -61,10 +60,8 @@ impl Schedule {
     }
 }
 
-/// KV heads that an item may hold: its rows and its query blocks fit in the scratch.
-fn heads_that_fit(plan: &Plan, tile: &Tile, isa: Isa) -> u32 {
+/// KV heads that an item may hold: their scores stay in the first-level cache, or one whose tiles are packed.
+fn heads_that_fit(plan: &Plan, tile: &Tile) -> u32 {
     let rows = tile.q_len as usize * plan.group().heads.group_size() as usize;
-    let by_rows = UNIT_ROWS / rows;
-    let by_blocks = UNIT_ROWS / isa.max_rows() / num_blocks(isa, rows.min(UNIT_ROWS));
-    u32::try_from(by_rows.min(by_blocks).max(1)).expect("at most the rows of a unit")
+    u32::try_from((STREAM_ROWS / rows).max(1)).expect("at most the rows of a unit")
 }

@@ -124,12 +124,10 @@ impl Scratch {
 
     /// Makes room for units of any number of rows with these widths.
     pub(crate) fn grow(&mut self, isa: Isa, dims: Dims) {
-        // The rows left over by the largest register block take up to five smaller ones.
-        let (lanes, num_blocks) = (isa.panel() / 2, UNIT_ROWS / isa.max_rows() + 5);
-        self.queries.grow(num_blocks * dims.qk_padded * lanes);
+        self.queries.grow(UNIT_ROWS * dims.qk_padded);
         self.keys.grow(KV_TILE * dims.qk_padded);
         self.values.grow(KV_TILE * dims.vo_padded);
-        self.stage.grow(dims.qk_padded * lanes);
+        self.stage.grow(dims.qk_padded * isa.panel() / 2);
         self.scores.grow(MAX_SCORE_ROWS * KV_TILE);
         self.chunk.grow(UNIT_ROWS, dims.vo_padded);
         self.total.grow(UNIT_ROWS, dims.vo_padded);

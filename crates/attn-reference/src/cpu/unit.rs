@@ -25,8 +25,8 @@ pub(crate) const CHUNK_LEN: usize = 1024;
 /// Rows whose scores are in the first-level cache at once; a multiple of every register block.
 pub(crate) const SUPER_ROWS: usize = 12;
 
-/// Rows up to which a KV head's step streams its keys instead of packing a whole tile.
-const STREAM_ROWS: usize = 24;
+/// Rows up to which a unit streams its keys instead of packing a whole tile.
+pub(crate) const STREAM_ROWS: usize = 32;
 
 /// Values packed at a time while streaming.
 const STREAM_KEYS: usize = 32;
@@ -137,34 +137,27 @@ impl<'a> UnitWork<'a> {
     }
 
     /// Attends to the keys of one chunk; `last` is one past the last key that the unit will read.
-    ///
-    /// KV heads take turns tile by tile: in most layouts the heads of a token are neighbours, so memory is read in
-    /// long runs.
     fn run_chunk(&self, keys: Range<usize>, last: usize, parts: &mut TileParts<'_>) {
         let mut start = keys.start / KV_TILE * KV_TILE;
         while start < keys.end {
-            for kv_head in 0..self.num_kv_heads {
-                let next = if kv_head + 1 < self.num_kv_heads {
-                    Step { start, kv_head: kv_head + 1 }
-                } else {
-                    Step { start: start + KV_TILE, kv_head: 0 }
-                };
-                let ahead = if next.start < last { self.runs(next) } else { self.no_runs() };
-                self.run_step(Step { start, kv_head }, ahead, parts);
+            if self.num_rows() <= STREAM_ROWS {
+                self.stream(start, parts);
+            } else {
+                for kv_head in 0..self.num_kv_heads {
+                    self.run_step(Step { start, kv_head }, last, parts);
+                }
             }
             start += KV_TILE;
         }
     }
 
     /// One tile of one KV head: packs it, attends, and asks for the next one on the way.
-    fn run_step(&self, step: Step, ahead: [Run<'a>; 2], parts: &mut TileParts<'_>) {
+    fn run_step(&self, step: Step, last: usize, parts: &mut TileParts<'_>) {
         let rows = self.rows_per_head();
         let runs = self.runs(step);
-        if rows <= STREAM_ROWS {
-            return self.stream(step, runs, [ahead[0].part(0..0), ahead[1].part(0..0)], parts);
-        }
-        self.pack_keys(runs[0], ahead[0].part(0..0), parts);
-        self.pack_values(runs[1], ahead[1].part(0..0), KV_TILE, parts);
+        let ahead = self.runs(Step { start: (step.start + KV_TILE).min(last), ..step });
+        self.pack_keys(runs[0], runs[0].part(0..0), parts);
+        self.pack_values(runs[1], runs[1].part(0..0), KV_TILE, parts);
         let num_supers = rows.div_ceil(SUPER_ROWS);
         for i in 0..num_supers {
             let local = i * SUPER_ROWS..((i + 1) * SUPER_ROWS).min(rows);
@@ -176,22 +169,43 @@ impl<'a> UnitWork<'a> {
         }
     }
 
-    /// A step with few rows, bound by the reading of keys and values: packs a panel at a time, used while it is in the
-    /// first-level cache.
-    fn stream(&self, step: Step, [keys, values]: [Run<'a>; 2], ahead: [Run<'a>; 2], parts: &mut TileParts<'_>) {
+    /// One tile of all KV heads for few rows, bound by the reading of keys and values: packs a panel at a time, used
+    /// while it is in the first-level cache.
+    ///
+    /// KV heads take turns panel by panel: in most layouts the heads of a token are neighbours, so memory is read in
+    /// long runs.
+    fn stream(&self, start: usize, parts: &mut TileParts<'_>) {
         let local = 0..self.rows_per_head();
-        let Some(seen) = self.seen(step, keys.len, local.clone()) else { return };
+        let len = KV_TILE.min(self.visibility.kv_len - start);
+        let Some(seen) = self.seen(start, len, local.clone()) else { return };
+        let steps = (0..self.num_kv_heads).map(|kv_head| Step { start, kv_head });
         let panel = self.isa.panel();
         for first in seen.columns.clone().step_by(panel) {
-            self.pack_keys(keys.part(first..first + panel), ahead[0].part(first..first + panel), parts);
-            self.scores(step, local.clone(), first..first + panel, 0, parts);
+            for step in steps.clone() {
+                let next =
+                    if step.kv_head + 1 < self.num_kv_heads { (first, step.kv_head + 1) } else { (first + panel, 0) };
+                let ahead = self.runs(Step { start, kv_head: next.1 })[0].part(next.0..next.0 + panel);
+                self.pack_keys(self.runs(step)[0].part(first..first + panel), ahead, parts);
+                self.scores(step, local.clone(), first..first + panel, first, parts);
+            }
         }
-        self.softmax(step, local.clone(), &seen, parts);
-        let columns = seen.columns.start..seen.columns.end.min(keys.len);
+        for step in steps.clone() {
+            self.softmax(step, local.clone(), &seen, parts);
+        }
+        let columns = seen.columns.start..seen.columns.end.min(len);
         for first in columns.clone().step_by(STREAM_KEYS) {
-            let part = first..(first + STREAM_KEYS).min(columns.end);
-            self.pack_values(values.part(part.clone()), ahead[1].part(first..first + STREAM_KEYS), STREAM_KEYS, parts);
-            self.accumulate(step, local.clone(), &seen, Columns { packed: part, room: STREAM_KEYS }, parts);
+            let packed = first..(first + STREAM_KEYS).min(columns.end);
+            for step in steps.clone() {
+                let next = if step.kv_head + 1 < self.num_kv_heads {
+                    (first, step.kv_head + 1)
+                } else {
+                    (first + STREAM_KEYS, 0)
+                };
+                let ahead = self.runs(Step { start, kv_head: next.1 })[1].part(next.0..next.0 + STREAM_KEYS);
+                self.pack_values(self.runs(step)[1].part(packed.clone()), ahead, STREAM_KEYS, parts);
+                let columns = Columns { packed: packed.clone(), room: STREAM_KEYS };
+                self.accumulate(step, local.clone(), &seen, columns, parts);
+            }
         }
     }
 
@@ -205,32 +219,28 @@ impl<'a> UnitWork<'a> {
         })
     }
 
-    fn no_runs(&self) -> [Run<'a>; 2] {
-        [self.keys, self.values].map(|rows| Run { rows, start: 0, len: 0 })
-    }
-
-    fn pack_keys(&self, run: Run<'_>, ahead: Run<'_>, parts: &mut TileParts<'_>) {
+    fn pack_keys(&self, run: Run<'a>, ahead: Run<'a>, parts: &mut TileParts<'_>) {
         let stage = &mut parts.stage[..self.dims.qk_padded * self.isa.panel() / 2];
         self.isa.run(PackKeys { run, ahead, stage, tile: &mut *parts.keys });
     }
 
-    fn pack_values(&self, run: Run<'_>, ahead: Run<'_>, room: usize, parts: &mut TileParts<'_>) {
+    fn pack_values(&self, run: Run<'a>, ahead: Run<'a>, room: usize, parts: &mut TileParts<'_>) {
         self.isa.run(PackValues { run, ahead, room, tile: &mut *parts.values });
     }
 
     /// One packed step for a few of the rows of its KV head.
     fn run_rows(&self, step: Step, len: usize, local: Range<usize>, parts: &mut TileParts<'_>) {
-        let Some(seen) = self.seen(step, len, local.clone()) else { return };
-        self.scores(step, local.clone(), seen.columns.clone(), seen.columns.start, parts);
+        let Some(seen) = self.seen(step.start, len, local.clone()) else { return };
+        self.scores(step, local.clone(), seen.columns.clone(), 0, parts);
         self.softmax(step, local.clone(), &seen, parts);
         self.accumulate(step, local, &seen, Columns { packed: 0..len, room: KV_TILE }, parts);
     }
 
     /// What some rows see of a tile; `None` where they see nothing.
-    fn seen(&self, step: Step, len: usize, local: Range<usize>) -> Option<Seen> {
+    fn seen(&self, start: usize, len: usize, local: Range<usize>) -> Option<Seen> {
         let (first, last) = (self.token_of(local.start), self.token_of(local.end - 1));
-        let low = self.visibility.columns(first, step.start, len);
-        let high = self.visibility.columns(last, step.start, len);
+        let low = self.visibility.columns(first, start, len);
+        let high = self.visibility.columns(last, start, len);
         // Both ends of a token's columns ascend with the token.
         let (union, common) = (low.start..high.end, high.start..low.end);
         if union.is_empty() {
@@ -245,22 +255,28 @@ impl<'a> UnitWork<'a> {
     }
 
     /// Scores of some rows in whole panels of columns; the packed keys begin with column `packed`.
-    fn scores(&self, step: Step, local: Range<usize>, columns: Range<usize>, from: usize, parts: &mut TileParts<'_>) {
+    fn scores(&self, step: Step, local: Range<usize>, columns: Range<usize>, packed: usize, parts: &mut TileParts<'_>) {
         let panel = self.isa.panel();
+        let rows = self.score_rows(step, &local);
         self.isa.run(Scores {
             isa: self.isa,
             queries: &parts.queries[self.block_start(step.kv_head, local.start)..],
-            keys: &parts.keys[from * self.dims.qk_padded..],
+            keys: &parts.keys[(columns.start - packed) * self.dims.qk_padded..],
             dim: self.dims.qk,
             dim_padded: self.dims.qk_padded,
             panels: columns.start / panel..columns.end / panel,
-            scores: &mut parts.scores[..local.len()],
+            scores: &mut parts.scores[rows],
         });
+    }
+
+    /// Where the scores of some rows are: streams hold those of all rows, packed steps those of a few.
+    fn score_rows(&self, step: Step, local: &Range<usize>) -> Range<usize> {
+        if self.num_rows() <= STREAM_ROWS { self.rows_of(step, local) } else { 0..local.len() }
     }
 
     /// Scores to weights; the states and outputs follow the new maxima.
     fn softmax(&self, step: Step, local: Range<usize>, seen: &Seen, parts: &mut TileParts<'_>) {
-        let scores = &mut parts.scores[..local.len()];
+        let scores = &mut parts.scores[self.score_rows(step, &local)];
         self.adjust(step, local.clone(), seen.columns.clone(), !seen.is_whole, scores);
         let rows = self.rows_of(step, &local);
         let mut factors = [0.0; MAX_SCORE_ROWS];
@@ -281,7 +297,7 @@ impl<'a> UnitWork<'a> {
         let mut sum = Sum {
             isa: self.isa,
             width,
-            probs: &parts.scores[..rows.len()],
+            probs: &parts.scores[self.score_rows(step, &local)],
             values: Values { tile: parts.values, room: columns.room, first: columns.packed.start },
             out: &mut parts.chunk.out.all_mut()[rows.start * width..rows.end * width],
         };
@@ -364,25 +380,20 @@ impl<'a> UnitWork<'a> {
 
     /// Where the query blocks from a row on begin; the row is a multiple of [`SUPER_ROWS`] in its KV head.
     pub(crate) fn block_start(&self, kv_head: usize, local: usize) -> usize {
-        let block = kv_head * num_blocks(self.isa, self.rows_per_head()) + local / self.isa.max_rows();
-        block * self.dims.qk_padded * self.isa.panel() / 2
+        (kv_head * self.rows_per_head() + local) * self.dims.qk_padded
     }
 }
 
-/// Register blocks of the rows of a KV head.
-pub(crate) fn num_blocks(isa: Isa, rows: usize) -> usize {
-    blocks(isa, rows).count()
-}
-
 /// The register blocks of the rows of a KV head, in order.
+///
+/// [`SUPER_ROWS`] is a multiple of the largest one, so a part of the rows that begins there has the same blocks.
 pub(crate) fn blocks(isa: Isa, rows: usize) -> impl Iterator<Item = Range<usize>> {
     let mut start = 0;
     std::iter::from_fn(move || {
-        let in_super = (SUPER_ROWS - start % SUPER_ROWS).min(rows.checked_sub(start)?);
-        if in_super == 0 {
+        if start == rows {
             return None;
         }
-        let block = start..start + block_rows(isa, in_super);
+        let block = start..start + block_rows(isa, rows - start);
         start = block.end;
         Some(block)
     })

@@ -3,12 +3,11 @@
 #![allow(unsafe_code)]
 
 use std::arch::x86_64::{
-    __m256, _CMP_LT_OQ, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEAREST_INT, _MM_HINT_T0, _MM_HINT_T1, _mm_loadu_si128, _mm_prefetch,
-    _mm256_add_epi32, _mm256_add_ps, _mm256_and_ps, _mm256_andnot_ps, _mm256_blendv_ps, _mm256_castsi256_ps,
-    _mm256_cmp_ps, _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_cvtps_epi32, _mm256_div_ps, _mm256_fmadd_ps,
-    _mm256_loadu_ps, _mm256_max_ps, _mm256_mul_ps, _mm256_or_ps, _mm256_permute2f128_ps, _mm256_round_ps,
-    _mm256_set1_epi32, _mm256_set1_ps, _mm256_shuffle_ps, _mm256_slli_epi32, _mm256_storeu_ps, _mm256_sub_ps,
-    _mm256_unpackhi_ps, _mm256_unpacklo_ps,
+    __m256, _CMP_LT_OQ, _CMP_NLT_UQ, _MM_HINT_T0, _MM_HINT_T1, _mm_loadu_si128, _mm_prefetch, _mm256_add_epi32,
+    _mm256_add_ps, _mm256_and_ps, _mm256_andnot_ps, _mm256_blendv_ps, _mm256_castsi256_ps, _mm256_cmp_ps,
+    _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_cvtps_epi32, _mm256_div_ps, _mm256_fmadd_ps, _mm256_loadu_ps,
+    _mm256_max_ps, _mm256_mul_ps, _mm256_or_ps, _mm256_permute2f128_ps, _mm256_set1_epi32, _mm256_set1_ps,
+    _mm256_shuffle_ps, _mm256_slli_epi32, _mm256_storeu_ps, _mm256_sub_ps, _mm256_unpackhi_ps, _mm256_unpacklo_ps,
 };
 
 use half::{bf16, f16};
@@ -22,7 +21,8 @@ pub(crate) struct Avx2(());
 impl Avx2 {
     /// The token, where the machine has the instructions.
     pub(crate) fn detect() -> Option<Avx2> {
-        let has = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
+        let has =
+            is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
         has.then_some(Avx2(()))
     }
 }
@@ -75,10 +75,10 @@ impl Simd for Avx2 {
         div(a, b) = _mm256_div_ps(a, b);
         max(a, b) = _mm256_max_ps(a, b);
         fma(a, b, c) = _mm256_fmadd_ps(a, b, c);
-        round(a) = _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a);
         scale_by_pow2(a, n) = scale_by_pow2(a, n);
         abs(a) = abs(a);
         copysign(a, b) = copysign(a, b);
+        zero_if_lt(a, b, y) = zero_if_lt(a, b, y);
         select_lt(a, b, x, y) = select_lt(a, b, x, y);
     }
 
@@ -178,6 +178,12 @@ fn abs(a: __m256) -> __m256 {
 #[target_feature(enable = "avx2,fma")]
 fn copysign(a: __m256, b: __m256) -> __m256 {
     _mm256_or_ps(abs(a), _mm256_and_ps(_mm256_set1_ps(-0.0), b))
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn zero_if_lt(a: __m256, b: __m256, y: __m256) -> __m256 {
+    _mm256_and_ps(_mm256_cmp_ps::<_CMP_NLT_UQ>(a, b), y)
 }
 
 #[inline]

@@ -3,12 +3,12 @@
 #![allow(unsafe_code)]
 
 use std::arch::x86_64::{
-    __m512, _CMP_LT_OQ, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEAREST_INT, _MM_HINT_T0, _MM_HINT_T1, _mm_loadu_si128, _mm_prefetch,
-    _mm256_loadu_si256, _mm512_abs_ps, _mm512_add_ps, _mm512_and_si512, _mm512_castpd_ps, _mm512_castps_pd,
-    _mm512_castps_si512, _mm512_castsi512_ps, _mm512_cmp_ps_mask, _mm512_cmpeq_epi32_mask, _mm512_cvtepu8_epi32,
-    _mm512_cvtepu16_epi32, _mm512_cvtph_ps, _mm512_div_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_mask_blend_ps,
-    _mm512_max_ps, _mm512_mul_ps, _mm512_reduce_add_ps, _mm512_reduce_max_ps, _mm512_roundscale_ps, _mm512_scalef_ps,
-    _mm512_set1_epi32, _mm512_set1_ps, _mm512_shuffle_f32x4, _mm512_slli_epi32, _mm512_storeu_ps, _mm512_sub_ps,
+    __m512, _CMP_LT_OQ, _CMP_NLT_UQ, _MM_HINT_T0, _MM_HINT_T1, _mm_loadu_si128, _mm_prefetch, _mm256_loadu_si256,
+    _mm512_abs_ps, _mm512_add_ps, _mm512_and_si512, _mm512_castpd_ps, _mm512_castps_pd, _mm512_castps_si512,
+    _mm512_castsi512_ps, _mm512_cmp_ps_mask, _mm512_cmpeq_epi32_mask, _mm512_cvtepu8_epi32, _mm512_cvtepu16_epi32,
+    _mm512_cvtph_ps, _mm512_div_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_mask_blend_ps, _mm512_maskz_mov_ps,
+    _mm512_max_ps, _mm512_mul_ps, _mm512_reduce_add_ps, _mm512_reduce_max_ps, _mm512_scalef_ps, _mm512_set1_epi32,
+    _mm512_set1_ps, _mm512_shuffle_f32x4, _mm512_slli_epi32, _mm512_storeu_ps, _mm512_sub_ps,
     _mm512_ternarylogic_epi32, _mm512_unpackhi_pd, _mm512_unpackhi_ps, _mm512_unpacklo_pd, _mm512_unpacklo_ps,
 };
 
@@ -79,10 +79,10 @@ impl Simd for Avx512 {
         div(a, b) = _mm512_div_ps(a, b);
         max(a, b) = _mm512_max_ps(a, b);
         fma(a, b, c) = _mm512_fmadd_ps(a, b, c);
-        round(a) = _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a);
         scale_by_pow2(a, n) = _mm512_scalef_ps(a, n);
         abs(a) = _mm512_abs_ps(a);
         copysign(a, b) = copysign(a, b);
+        zero_if_lt(a, b, y) = zero_if_lt(a, b, y);
         select_lt(a, b, x, y) = select_lt(a, b, x, y);
     }
 
@@ -176,6 +176,12 @@ fn copysign(a: __m512, b: __m512) -> __m512 {
     let sign = _mm512_set1_epi32(i32::MIN);
     // sign ? b : a, bit by bit.
     _mm512_castsi512_ps(_mm512_ternarylogic_epi32::<0xCA>(sign, _mm512_castps_si512(b), _mm512_castps_si512(a)))
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn zero_if_lt(a: __m512, b: __m512, y: __m512) -> __m512 {
+    _mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_NLT_UQ>(a, b), y)
 }
 
 #[inline]

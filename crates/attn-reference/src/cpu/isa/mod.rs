@@ -47,10 +47,10 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn max(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
     /// `a * b + c`, rounded once.
     fn fma(self, a: Self::Vector, b: Self::Vector, c: Self::Vector) -> Self::Vector;
-    /// Rounds to an integer, ties to even.
-    fn round(self, a: Self::Vector) -> Self::Vector;
     /// `a * 2^n` for integers `n` in -126..=127.
     fn scale_by_pow2(self, a: Self::Vector, n: Self::Vector) -> Self::Vector;
+    /// `if a < b { 0 } else { y }` in each lane; `y` where a NaN is compared.
+    fn zero_if_lt(self, a: Self::Vector, b: Self::Vector, y: Self::Vector) -> Self::Vector;
     /// `if a < b { x } else { y }` in each lane; `y` where a NaN is compared.
     fn select_lt(self, a: Self::Vector, b: Self::Vector, x: Self::Vector, y: Self::Vector) -> Self::Vector;
     fn abs(self, a: Self::Vector) -> Self::Vector;

@@ -90,14 +90,14 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn round(self, a: Vector) -> Vector {
-        a.map(f32::round_ties_even)
-    }
-
-    #[inline(always)]
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "n is an integer in -126..=127")]
     fn scale_by_pow2(self, a: Vector, n: Vector) -> Vector {
         zip(a, n, |a, n| a * f32::from_bits(((n as i32).wrapping_add(127) as u32) << 23))
+    }
+
+    #[inline(always)]
+    fn zero_if_lt(self, a: Vector, b: Vector, y: Vector) -> Vector {
+        std::array::from_fn(|i| if a[i] < b[i] { 0.0 } else { y[i] })
     }
 
     #[inline(always)]

@@ -76,7 +76,8 @@ fn exp_is_accurate_and_exact_at_its_ends() {
 fn tanh_is_accurate_odd_and_saturates() {
     for isa in Isa::available() {
         for x in [grid(-10.0, 10.0, 200_000), grid(-0.7, 0.7, 100_001), grid(-1e-3, 1e-3, 1001)] {
-            let worst = x.iter().zip(map(isa, Tanh, &x)).map(|(&x, y)| ulps(y, f64::from(x).tanh())).fold(0.0, f64::max);
+            let worst =
+                x.iter().zip(map(isa, Tanh, &x)).map(|(&x, y)| ulps(y, f64::from(x).tanh())).fold(0.0, f64::max);
             assert!(worst < 2.5, "{isa:?}: tanh is off by {worst} ulp");
         }
         let special = map(isa, Tanh, &[0.0, 1e30, -1e30, f32::INFINITY, f32::NEG_INFINITY, f32::NAN]);
