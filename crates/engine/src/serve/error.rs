@@ -1,7 +1,7 @@
 //! Errors of a session, by what the caller was doing.
 
 use attn_metadata::{BatchError, ModelSpecError, PrepareError, SelectError};
-use kvpool::{FormatError, ShapeError};
+use kvpool::{FormatError, PrefixError, ShapeError};
 
 use super::request::RequestId;
 use crate::lm::ForwardError;
@@ -26,6 +26,9 @@ pub enum ServeError {
     /// The model has no layers.
     #[error(transparent)]
     Model(#[from] ModelSpecError),
+    /// The prefix cache cannot be made.
+    #[error(transparent)]
+    Prefix(#[from] PrefixError),
     /// No backend can run it.
     #[error(transparent)]
     Backend(#[from] SelectError),
@@ -82,6 +85,9 @@ pub enum StepError {
     /// Pages could not be taken.
     #[error("the step's pages could not be taken")]
     Pages(#[from] page_table::TableError),
+    /// Pages could not be made free.
+    #[error("the step's pages could not be made free")]
+    Room(#[from] PrefixError),
     /// The step's tables could not be written.
     #[error("the step's tables could not be written")]
     Tables(#[from] page_table::StepError),

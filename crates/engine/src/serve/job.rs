@@ -1,5 +1,6 @@
 //! A request inside the session: its tokens, how far its KV is computed, its sampler.
 
+use kvpool::ExtraKey;
 use page_table::SeqId;
 
 use super::request::{Completion, FinishReason, RequestId};
@@ -12,6 +13,8 @@ pub(super) struct Job {
     /// Prompt and generated tokens.
     pub(super) tokens: Vec<u32>,
     pub(super) prompt_len: usize,
+    /// What changes its KV besides its tokens.
+    pub(super) extra: ExtraKey,
     pub(super) max_new_tokens: usize,
     pub(super) stop_tokens: Vec<u32>,
     pub(super) sampler: Sampler,

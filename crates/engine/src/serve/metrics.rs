@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
+use kvpool::PrefixCache;
 use serde::Serialize;
 
 use super::stats::Stats;
@@ -34,6 +35,40 @@ impl StepTimes {
     }
 }
 
+/// What the prefix cache holds and has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct PrefixMetrics {
+    /// Pages that the cache has.
+    pub cached_pages: usize,
+    /// Pages that only the cache holds.
+    pub evictable_pages: usize,
+    /// Requests that were looked up.
+    pub lookups: u64,
+    /// Lookups that found at least one page.
+    pub hits: u64,
+    /// Tokens that were looked up.
+    pub lookup_tokens: u64,
+    /// Tokens that need not be computed.
+    pub hit_tokens: u64,
+    /// Pages that were given up for others.
+    pub evicted_pages: u64,
+}
+
+impl PrefixMetrics {
+    pub(super) fn new(cache: &PrefixCache) -> Self {
+        let (size, counters) = (cache.size_info(), cache.counters());
+        Self {
+            cached_pages: size.cached,
+            evictable_pages: size.evictable,
+            lookups: counters.lookups,
+            hits: counters.hits,
+            lookup_tokens: counters.lookup_tokens,
+            hit_tokens: counters.hit_tokens,
+            evicted_pages: counters.evicted_pages,
+        }
+    }
+}
+
 /// What a session looks like now.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Metrics {
@@ -49,6 +84,8 @@ pub struct Metrics {
     pub stats: Stats,
     /// Step times since the start.
     pub step_times: StepTimes,
+    /// The prefix cache, where there is one.
+    pub prefix: Option<PrefixMetrics>,
 }
 
 impl Metrics {
@@ -76,8 +113,30 @@ impl Metrics {
         for (name, help, value) in counters {
             push(&mut text, name, "counter", help, &value.to_string());
         }
+        self.push_prefix(&mut text);
         self.push_histogram(&mut text);
         text
+    }
+
+    fn push_prefix(&self, text: &mut String) {
+        let Some(prefix) = &self.prefix else { return };
+        let gauges = [
+            ("prefix_pages_cached", "Pages of the prefix cache", prefix.cached_pages),
+            ("prefix_pages_evictable", "Pages that only the prefix cache holds", prefix.evictable_pages),
+        ];
+        for (name, help, value) in gauges {
+            push(text, name, "gauge", help, &value.to_string());
+        }
+        let counters = [
+            ("prefix_lookups_total", "Requests looked up in the prefix cache", prefix.lookups),
+            ("prefix_hits_total", "Lookups that found at least one page", prefix.hits),
+            ("prefix_lookup_tokens_total", "Tokens looked up in the prefix cache", prefix.lookup_tokens),
+            ("prefix_hit_tokens_total", "Tokens that need not be computed", prefix.hit_tokens),
+            ("prefix_evicted_pages_total", "Pages given up by the prefix cache", prefix.evicted_pages),
+        ];
+        for (name, help, value) in counters {
+            push(text, name, "counter", help, &value.to_string());
+        }
     }
 
     fn push_histogram(&self, text: &mut String) {
@@ -109,12 +168,13 @@ mod tests {
             step_times.add(Duration::from_micros(micros));
         }
         let stats = Stats { num_steps: 5, ..Stats::default() };
-        let metrics = Metrics { num_waiting: 2, num_running: 3, free_pages: 7, total_pages: 9, stats, step_times };
+        let metrics = Metrics { num_waiting: 2, num_running: 3, free_pages: 7, total_pages: 9, stats, step_times, prefix: Some(PrefixMetrics { hits: 4, ..PrefixMetrics::default() }) };
         let text = metrics.prometheus();
         for line in [
             "attn_requests_waiting 2",
             "# TYPE attn_steps_total counter",
             "attn_steps_total 5",
+            "attn_prefix_hits_total 4",
             "attn_step_seconds_bucket{le=\"0.001\"} 2",
             "attn_step_seconds_bucket{le=\"0.002\"} 3",
             "attn_step_seconds_bucket{le=\"0.1\"} 4",

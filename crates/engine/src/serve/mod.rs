@@ -1,7 +1,7 @@
 //! Continuous batching over paged KV: requests come and go, each step mixes those that prefill with those that decode.
 //!
 //! ```text
-//! submit ── Scheduler: who computes how many tokens (pages counted) ── PageTable: append -> slots, tables
+//! submit ── Scheduler: who computes how many tokens (pages counted) ── KvPages: cached prefix, append -> slots, tables
 //!   ── Batch: validated once ── backend.prepare_metadata ── model.forward, attention once a layer ── sample ── events
 //! ```
 //!
@@ -12,6 +12,7 @@ mod attention;
 mod error;
 mod job;
 mod metrics;
+mod pages;
 mod request;
 mod scheduler;
 mod session;
@@ -19,7 +20,7 @@ mod stats;
 mod step;
 
 pub use error::{ServeError, StepError, SubmitError};
-pub use metrics::{Metrics, StepTimes};
+pub use metrics::{Metrics, PrefixMetrics, StepTimes};
 pub use request::{Completion, Event, FinishReason, RequestId, RequestSpec};
 pub use scheduler::SchedulerConfig;
 pub use session::{Session, SessionConfig};

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use kvpool::ExtraKey;
+
 use crate::sample::SamplingParams;
 
 /// A request of a session; in order of submission.
@@ -33,6 +35,9 @@ pub struct RequestSpec {
     pub stop_tokens: Vec<u32>,
     /// How tokens are chosen.
     pub sampling: SamplingParams,
+    /// What changes its KV besides its tokens (adapter, salt, other content): requests share pages only where it is
+    /// the same.
+    pub extra: ExtraKey,
 }
 
 /// Why a request ended.

@@ -2,13 +2,15 @@
 //!
 //! Invariants: requests run in the order of submission, and only the youngest ones ever give their pages back, so the
 //! oldest always advances and there is no livelock; nobody is admitted past an older waiting request, so there is no
-//! starvation. Pages are counted, not taken: the session takes them for all requests of a step at once.
+//! starvation. Pages are counted, not taken: the session takes them for all requests of a step at once. Evictable pages
+//! of the prefix cache count as free.
 
 use std::collections::VecDeque;
 
 use kvpool::PageSize;
 
 use super::job::Job;
+use super::pages::KvPages;
 use super::request::RequestId;
 
 /// Limits of a step.
@@ -47,14 +49,6 @@ pub(super) struct Scheduler {
     pub(super) shares: Vec<Share>,
 }
 
-/// Pages of a job, as the scheduler may give them back.
-pub(super) trait Pages {
-    /// Pages that can be taken now.
-    fn free(&self) -> usize;
-    /// Gives back what a job holds; its `seq` is `None` afterwards.
-    fn release(&mut self, job: &mut Job);
-}
-
 impl Scheduler {
     pub(super) fn new(config: SchedulerConfig, page_size: PageSize) -> Self {
         Self { config, page_size, waiting: VecDeque::new(), running: Vec::new(), shares: Vec::new() }
@@ -65,9 +59,9 @@ impl Scheduler {
     }
 
     /// Decides the next step. Jobs that had to give their pages back wait again and are reported.
-    pub(super) fn plan(&mut self, pages: &mut impl Pages, mut preempted: impl FnMut(RequestId)) {
+    pub(super) fn plan(&mut self, pages: &mut KvPages, mut preempted: impl FnMut(RequestId)) {
         self.shares.clear();
-        let mut free = pages.free();
+        let mut free = pages.available();
         let num_decoding = self.running.iter().filter(|job| job.decodes()).count();
         let mut decode_budget = num_decoding.min(self.config.max_step_tokens);
         let mut extend_budget = self.config.max_step_tokens - decode_budget;
@@ -83,7 +77,7 @@ impl Scheduler {
                 let youngest = self.running.len() - 1;
                 preempted(self.running[youngest].id);
                 self.preempt_youngest(pages);
-                free = pages.free() - self.pages_of_shares();
+                free = pages.available() - self.num_pages();
                 if youngest == index {
                     return;
                 }
@@ -97,33 +91,44 @@ impl Scheduler {
             index += 1;
         }
         if !has_preempted {
-            self.admit(free, extend_budget);
+            self.admit(pages, extend_budget);
         }
     }
 
     /// Starts waiting requests, oldest first, while there is room for all that they have to compute; one that is
-    /// alone starts anyway.
-    fn admit(&mut self, mut free: usize, mut budget: usize) {
+    /// alone starts anyway. One whose first tokens an older request is just computing waits for that.
+    fn admit(&mut self, pages: &mut KvPages, mut budget: usize) {
+        let mut claimed = self.num_pages();
         while self.running.len() < self.config.max_running && budget > 0 {
             let Some(job) = self.waiting.front() else { return };
-            let q_len = self.fitting(job, self.chunk(job, budget), free);
-            let fits = self.pages_for(job, job.remaining()) <= free;
-            if q_len == 0 || !(fits || self.running.is_empty()) {
+            let is_alone = self.running.is_empty();
+            let least = self.page_size.pages_for(job.tokens.len()) - self.page_size.pages_for(pages.peek(job));
+            let has_no_room = least > pages.available().saturating_sub(claimed) && !is_alone;
+            if has_no_room || self.running.iter().any(|older| pages.will_be_shared(older, job)) {
+                return;
+            }
+            let mut job = self.waiting.pop_front().expect("looked at above");
+            pages.start(&mut job);
+            // Cached pages are no longer there to be evicted.
+            let free = pages.available().saturating_sub(claimed);
+            let q_len = self.fitting(&job, self.chunk(&job, budget), free);
+            let needed = self.pages_for(&job, job.remaining());
+            if q_len == 0 || (needed > free && !is_alone) {
+                pages.forget(&mut job);
+                self.waiting.push_front(job);
                 return;
             }
             budget -= q_len;
-            // Pages for the rest of the prompt stay counted as taken, so that the next one does not take them.
-            free = free.saturating_sub(self.pages_for(job, job.remaining()));
-            let job = self.waiting.pop_front().expect("looked at above");
+            // Pages for the rest of the prompt stay claimed, so that the next one does not take them.
+            claimed += needed;
             self.shares.push(Share { index: self.running.len(), q_len });
             self.running.push(job);
         }
     }
 
-    fn preempt_youngest(&mut self, pages: &mut impl Pages) {
+    fn preempt_youngest(&mut self, pages: &mut KvPages) {
         let mut job = self.running.pop().expect("the caller looks at a running job");
         pages.release(&mut job);
-        job.computed = 0;
         job.num_preemptions += 1;
         self.waiting.push_front(job);
     }
@@ -143,7 +148,8 @@ impl Scheduler {
         self.page_size.pages_for(job.computed + q_len) - self.page_size.pages_for(job.computed)
     }
 
-    fn pages_of_shares(&self) -> usize {
+    /// Pages that the step's shares take.
+    pub(super) fn num_pages(&self) -> usize {
         self.shares.iter().map(|s| self.pages_for(&self.running[s.index], s.q_len)).sum()
     }
 }

@@ -6,16 +6,17 @@ use std::sync::Arc;
 
 use attn_metadata::{BackendConfig, BatchLimits, BoxedBackend, Host, HostDevice, ModelSpec, PoolShape, Selection};
 use attn_reference::verify::{VerifyBackend, VerifyHandle, VerifyReport};
-use kvpool::{Dtype, HostKv, KvFormat, KvLayout, KvShape, PagePool, PageSize};
+use kvpool::{Dtype, HostKv, KvFormat, KvLayout, KvShape, PagePool, PageSize, PrefixCache, PrefixConfig};
 use page_table::PageTable;
 
 use super::error::{ServeError, StepError, SubmitError};
 use super::job::Job;
-use super::metrics::{Metrics, StepTimes};
+use super::metrics::{Metrics, PrefixMetrics, StepTimes};
+use super::pages::KvPages;
 use super::request::{Completion, Event, FinishReason, RequestId, RequestSpec};
-use super::scheduler::{Pages as _, Scheduler, SchedulerConfig};
+use super::scheduler::{Scheduler, SchedulerConfig};
 use super::stats::Stats;
-use super::step::{StepBuffers, TablePages};
+use super::step::StepBuffers;
 use crate::backends::create_backend;
 use crate::lm::LanguageModel;
 use crate::sample::Sampler;
@@ -35,6 +36,8 @@ pub struct SessionConfig {
     pub backend: String,
     /// Threads of the backend.
     pub device: HostDevice,
+    /// The prefix cache; `None`: every request computes all its tokens.
+    pub prefix_cache: Option<PrefixConfig>,
     /// Compares the first step and every n-th after it with the oracle; 0: never.
     pub verify_every: u64,
 }
@@ -46,7 +49,7 @@ pub struct Session {
     pub(super) backend: BoxedBackend<Host>,
     selection: Selection,
     verify: Option<VerifyHandle>,
-    pub(super) table: PageTable,
+    pub(super) pages: KvPages,
     pub(super) caches: Vec<HostKv>,
     pub(super) scheduler: Scheduler,
     next_id: u64,
@@ -93,7 +96,7 @@ impl Session {
             backend,
             selection,
             verify,
-            table: PageTable::new(pool),
+            pages: KvPages::new(pool, config.prefix_cache)?,
             caches,
             scheduler: Scheduler::new(config.scheduler, config.page_size),
             next_id: 0,
@@ -119,7 +122,7 @@ impl Session {
     /// What the session looks like now.
     #[must_use]
     pub fn metrics(&self) -> Metrics {
-        let pages = self.table.pool().counts();
+        let pages = self.pages.table.pool().counts();
         Metrics {
             num_waiting: self.scheduler.waiting.len(),
             num_running: self.scheduler.running.len(),
@@ -127,6 +130,7 @@ impl Session {
             total_pages: pages.total,
             stats: self.stats,
             step_times: self.step_times.clone(),
+            prefix: self.pages.prefix.as_ref().map(PrefixMetrics::new),
         }
     }
 
@@ -139,7 +143,12 @@ impl Session {
     /// The page table: sequences and pool, for audits and metrics.
     #[must_use]
     pub const fn table(&self) -> &PageTable {
-        &self.table
+        &self.pages.table
+    }
+
+    /// The prefix cache, where there is one: for audits and events.
+    pub fn prefix_cache(&mut self) -> Option<&mut PrefixCache> {
+        self.pages.prefix.as_mut()
     }
 
     /// Whether every request has ended.
@@ -161,6 +170,7 @@ impl Session {
             id,
             prompt_len: spec.prompt.len(),
             tokens: spec.prompt,
+            extra: spec.extra,
             max_new_tokens: spec.max_new_tokens,
             stop_tokens: spec.stop_tokens,
             sampler,
@@ -180,7 +190,7 @@ impl Session {
             None => waiting.iter().position(|job| job.id == id).and_then(|index| waiting.remove(index)),
         };
         let Some(mut job) = job else { return false };
-        TablePages(&mut self.table).release(&mut job);
+        self.pages.release(&mut job);
         self.completions.push_back(job.complete(FinishReason::Cancelled));
         true
     }

@@ -3,13 +3,12 @@
 use std::time::{Duration, Instant};
 
 use attn_metadata::{Batch, PoolShape, RawBatch};
-use page_table::{PageTable, SeqId, StepTables};
+use page_table::{SeqId, StepTables};
 
 use super::attention::PagedAttention;
 use super::error::StepError;
-use super::job::Job;
 use super::request::{Event, FinishReason};
-use super::scheduler::{Pages, Scheduler, Share};
+use super::scheduler::{Scheduler, Share};
 use super::session::Session;
 use crate::lm::{LanguageModel, Logits, ModelInput};
 use crate::sample::Sampler;
@@ -35,8 +34,8 @@ impl Session {
     /// [`StepError`]; the step can be tried again.
     pub fn step(&mut self, model: &mut dyn LanguageModel, on_event: &mut dyn FnMut(Event)) -> Result<bool, StepError> {
         let begin = Instant::now();
-        let Self { scheduler, table, stats, .. } = self;
-        scheduler.plan(&mut TablePages(table), |id| {
+        let Self { scheduler, pages, stats, .. } = self;
+        scheduler.plan(pages, |id| {
             stats.num_preemptions += 1;
             on_event(Event::Preempted { id });
         });
@@ -59,17 +58,17 @@ impl Session {
 
     /// Takes the pages of all shares, all or none, and copies pages that were shared.
     fn take_pages(&mut self) -> Result<(), StepError> {
-        let Self { scheduler, table, caches, step, .. } = self;
+        let Self { scheduler, pages, caches, step, .. } = self;
         step.appends.clear();
         for Share { index, q_len } in scheduler.shares.iter().copied() {
             let job = &mut scheduler.running[index];
             let seq = match job.seq {
                 Some(seq) => seq,
-                None => *job.seq.insert(table.create()?),
+                None => *job.seq.insert(pages.table.create()?),
             };
             step.appends.push((seq, q_len));
         }
-        let outcome = table.append_batch(&step.appends)?;
+        let outcome = pages.append(&step.appends, scheduler.num_pages())?;
         for copy in outcome.copies {
             for cache in caches.iter_mut() {
                 cache.copy_page(copy.from, copy.to).expect("pages of the pool are pages of its caches");
@@ -83,13 +82,13 @@ impl Session {
         for Share { index, .. } in self.scheduler.shares.iter().copied() {
             let job = &self.scheduler.running[index];
             let seq = job.seq.expect("a job with a share has a sequence");
-            self.table.truncate(seq, job.computed).expect("its sequence was longer");
+            self.pages.table.truncate(seq, job.computed).expect("its sequence was longer");
         }
     }
 
     fn run(&mut self, model: &mut dyn LanguageModel, begin: Instant) -> Result<Logits, StepError> {
-        let Self { scheduler, table, step, backend, caches, stats, .. } = self;
-        table.step_tables(&step.appends, &mut step.tables)?;
+        let Self { scheduler, pages, step, backend, caches, stats, .. } = self;
+        pages.table.step_tables(&step.appends, &mut step.tables)?;
         step.batch.set(&RawBatch::from_tables(&step.tables))?;
         step.gather(scheduler);
         let prepared = backend.prepare_metadata(&step.batch)?;
@@ -105,7 +104,7 @@ impl Session {
 
     /// Chooses a token for each request whose tokens are all computed, then counts the step as done.
     fn sample(&mut self, logits: &Logits, on_event: &mut dyn FnMut(Event)) -> Result<(), StepError> {
-        let Self { scheduler, step, stats, .. } = self;
+        let Self { scheduler, pages, step, stats, .. } = self;
         let rows = logits.rows();
         // A draw that fails must not leave other requests' generators advanced.
         for (&index, row) in step.sampled.iter().zip(rows.clone()) {
@@ -119,13 +118,17 @@ impl Session {
         }
         for Share { index, q_len } in scheduler.shares.iter().copied() {
             let job = &mut scheduler.running[index];
-            let counter = if job.decodes() { &mut stats.decode_tokens } else { &mut stats.prefill_tokens };
+            let decodes = job.decodes();
+            let counter = if decodes { &mut stats.decode_tokens } else { &mut stats.prefill_tokens };
             *counter += q_len as u64;
             job.computed += q_len;
+            if !decodes {
+                pages.share(job);
+            }
         }
         stats.num_steps += 1;
         stats.max_step_requests = stats.max_step_requests.max(scheduler.shares.len());
-        stats.max_pages = stats.max_pages.max(self.table.pool().counts().leased);
+        stats.max_pages = stats.max_pages.max(pages.table.pool().counts().leased);
         stats.generated_tokens += choices.len() as u64;
         let mut ended = Vec::new();
         for (index, choice) in choices {
@@ -143,7 +146,7 @@ impl Session {
     fn finish(&mut self, ended: &[(usize, FinishReason)], on_event: &mut dyn FnMut(Event)) {
         for &(index, reason) in ended.iter().rev() {
             let mut job = self.scheduler.running.remove(index);
-            TablePages(&mut self.table).release(&mut job);
+            self.pages.release(&mut job);
             self.completions.push_back(job.complete(reason));
         }
         let first = self.completions.len() - ended.len();
@@ -182,21 +185,6 @@ impl StepBuffers {
                 self.logit_rows.push(self.tokens.len() - 1);
                 self.sampled.push(index);
             }
-        }
-    }
-}
-
-/// The scheduler's view of the page table.
-pub(super) struct TablePages<'a>(pub(super) &'a mut PageTable);
-
-impl Pages for TablePages<'_> {
-    fn free(&self) -> usize {
-        self.0.pool().counts().free
-    }
-
-    fn release(&mut self, job: &mut Job) {
-        if let Some(seq) = job.seq.take() {
-            self.0.release(seq).expect("a job's sequence is live");
         }
     }
 }

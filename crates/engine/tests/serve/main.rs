@@ -9,7 +9,7 @@ use engine::sample::SamplingParams;
 use engine::serve::{
     Completion, Event, FinishReason, RequestId, RequestSpec, SchedulerConfig, Session, SessionConfig, SubmitError,
 };
-use kvpool::{FailurePlan, KvFormat, PageSize};
+use kvpool::{ExtraKey, FailurePlan, KvFormat, PageSize, PrefixConfig};
 use toy::Toy;
 
 fn config(page_size: u32, num_pages: u32) -> SessionConfig {
@@ -20,6 +20,7 @@ fn config(page_size: u32, num_pages: u32) -> SessionConfig {
         scheduler: SchedulerConfig::default(),
         backend: "auto".to_owned(),
         device: HostDevice { num_threads: Some(2) },
+        prefix_cache: None,
         verify_every: 0,
     }
 }
@@ -30,6 +31,7 @@ fn specs(n: u32) -> Vec<RequestSpec> {
         max_new_tokens: 10 + i as usize,
         stop_tokens: vec![],
         sampling: SamplingParams::GREEDY,
+        extra: ExtraKey::default(),
     };
     (0..n).map(spec).collect()
 }
@@ -40,6 +42,13 @@ fn drain(session: &mut Session) -> Vec<Completion> {
     completions
 }
 
+fn audit(session: &mut Session) {
+    session.table().audit().unwrap();
+    if let Some(prefix) = session.prefix_cache() {
+        prefix.audit().unwrap();
+    }
+}
+
 /// Runs requests to their end, auditing after every step; returns what came out in the order of submission.
 fn run(config: &SessionConfig, specs: &[RequestSpec]) -> (Vec<Completion>, Session) {
     let mut model = Toy::new(Some(20));
@@ -48,11 +57,11 @@ fn run(config: &SessionConfig, specs: &[RequestSpec]) -> (Vec<Completion>, Sessi
         session.submit(spec.clone()).unwrap();
     }
     while session.step(&mut model, &mut |_| {}).unwrap() {
-        session.table().audit().unwrap();
+        audit(&mut session);
     }
     assert!(session.is_idle());
     let counts = session.table().pool().counts();
-    assert_eq!(counts.free, counts.total, "an idle session holds no page");
+    assert_eq!(counts.free + counts.evictable, counts.total, "an idle session holds no page");
     (drain(&mut session), session)
 }
 
@@ -247,4 +256,83 @@ fn verify_mode_changes_nothing_and_finds_small_errors() {
     assert_eq!((report.layers.len(), report.num_anomalies()), (2, 0));
     let (_, worst) = report.worst().unwrap();
     assert!(worst.num_vectors > 100 && worst.max_rel > 0.0 && worst.max_rel < 1e-5, "{worst:?}");
+}
+
+fn cached(page_size: u32, num_pages: u32) -> SessionConfig {
+    SessionConfig { prefix_cache: Some(PrefixConfig::default()), ..config(page_size, num_pages) }
+}
+
+#[test]
+fn the_prefix_cache_changes_no_token() {
+    // Each request three times: the second and third find what the first left.
+    let specs: Vec<_> = specs(6).into_iter().flat_map(|spec| [spec.clone(), spec.clone(), spec]).collect();
+    let (expected, plain) = run(&config(4, 600), &specs);
+    for num_pages in [600, 40, 20, 14] {
+        for extend_chunk in [usize::MAX, 5] {
+            let scheduler = SchedulerConfig { extend_chunk, ..SchedulerConfig::default() };
+            let (got, session) = run(&SessionConfig { scheduler, ..cached(4, num_pages) }, &specs);
+            assert_eq!(tokens(&got), tokens(&expected), "{num_pages} pages, chunks of {extend_chunk}");
+            let prefix = session.metrics().prefix.unwrap();
+            assert!(prefix.hits >= 12, "{prefix:?}");
+            assert!(session.stats().prefill_tokens < plain.stats().prefill_tokens);
+            assert!(num_pages >= 600 || prefix.evicted_pages > 0, "{prefix:?}");
+        }
+    }
+}
+
+#[test]
+fn a_shared_system_prompt_is_computed_once() {
+    let system: Vec<u32> = (0..200).map(|i| (i * 7 + i / 9) % 61).collect();
+    let specs: Vec<_> = (0..20u32)
+        .map(|i| {
+            let prompt = system.iter().copied().chain([i, i + 1, (i * 3) % 61]).collect();
+            RequestSpec { prompt, max_new_tokens: 3, ..specs(1).remove(0) }
+        })
+        .collect();
+    let (expected, plain) = run(&config(8, 800), &specs);
+    let (got, session) = run(&cached(8, 800), &specs);
+    assert_eq!(tokens(&got), tokens(&expected));
+    // 200 tokens are 25 whole pages; everybody computes the three tokens of their own.
+    assert_eq!(session.stats().prefill_tokens, 200 + 20 * 3);
+    assert_eq!(plain.stats().prefill_tokens, 20 * 203);
+}
+
+#[test]
+fn requests_of_different_salts_share_nothing() {
+    let spec = specs(4).remove(3);
+    let salted = RequestSpec { extra: ExtraKey { salt: Some([1; 32]), ..ExtraKey::default() }, ..spec.clone() };
+    let (got, session) = run(&cached(4, 200), &[spec.clone(), salted.clone(), spec, salted]);
+    assert_eq!(session.metrics().prefix.unwrap().hits, 2);
+    assert!(got.iter().all(|c| c.tokens == got[0].tokens));
+}
+
+#[test]
+fn failures_and_cancellations_leave_the_cache_sound() {
+    let specs = specs(5);
+    let (expected, _) = run(&config(4, 200), &specs);
+    for nth in 0..60 {
+        let mut model = Toy::new(Some(20));
+        let mut session = Session::new(&model, &cached(4, 16)).unwrap();
+        let ids: Vec<_> = specs.iter().map(|s| session.submit(s.clone()).unwrap()).collect();
+        session.table().pool().set_failure_plan(Some(FailurePlan::nth(nth)));
+        model.fail_in = Some(usize::try_from(nth).unwrap() / 2 + 3);
+        let mut steps = 0;
+        loop {
+            match session.step(&mut model, &mut |_| {}) {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(_) => model.fail_in = None,
+            }
+            audit(&mut session);
+            steps += 1;
+            if steps == 7 {
+                session.cancel(ids[2]);
+                audit(&mut session);
+            }
+        }
+        for (i, (got, expected)) in drain(&mut session).iter().zip(&expected).enumerate() {
+            let whole = if i == 2 { got.tokens.len() } else { expected.tokens.len() };
+            assert_eq!(got.tokens, expected.tokens[..whole], "failure {nth}, request {i}");
+        }
+    }
 }

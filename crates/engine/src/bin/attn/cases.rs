@@ -4,10 +4,11 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
 use engine::model::{Model, SpecialTokens};
-use engine::serve::Completion;
+use engine::serve::{Completion, FinishReason};
 use serde::Deserialize;
 
 use super::generate::chat_tokens;
+use super::traffic::Answer;
 use super::{Failure, Outcome};
 
 /// A file of cases.
@@ -54,22 +55,25 @@ impl Cases {
         self.prompts.iter().enumerate().map(|(place, case)| case.tokens(model, place)).collect()
     }
 
-    /// Compares what came out, prompt by prompt.
-    pub fn compare(&self, model: &Model, completions: &[Completion]) -> Outcome {
+    /// Compares what came out, prompt by prompt; a cancelled request must have the first tokens.
+    pub fn compare(&self, model: &Model, answers: &[Answer]) -> Outcome {
         let mut num_failed = 0;
-        for (place, (case, completion)) in self.prompts.iter().zip(completions).enumerate() {
+        for (place, case) in self.prompts.iter().enumerate() {
+            let of_prompt = answers.iter().filter(|answer| answer.prompt == place).map(|answer| &answer.completion);
+            let wrong = of_prompt.clone().find_map(|c| case.first_difference(c).map(|position| (c, position)));
             let smallest = case.margins.iter().copied().fold(f32::INFINITY, f32::min);
-            match case.first_difference(completion) {
+            match wrong {
                 None => {
-                    println!("ok    prompt {place}: {} tokens, smallest margin {smallest:.3}", completion.tokens.len());
-                }
-                Some(position) => {
-                    num_failed += 1;
+                    let num_tokens: usize = of_prompt.clone().map(|c| c.tokens.len()).sum();
+                    let num_requests = of_prompt.count();
                     println!(
-                        "FAIL  prompt {place} ({:?}): {}",
-                        case.prompt,
-                        case.describe(model, completion, position)
+                        "ok    prompt {place}: {num_requests} requests, {num_tokens} tokens, smallest margin {smallest:.3}"
                     );
+                }
+                Some((completion, position)) => {
+                    num_failed += 1;
+                    let difference = case.describe(model, completion, position);
+                    println!("FAIL  prompt {place} ({:?}), {}: {difference}", case.prompt, completion.id);
                 }
             }
         }
@@ -95,7 +99,9 @@ impl Case {
     }
 
     fn first_difference(&self, completion: &Completion) -> Option<usize> {
-        let len = self.generated_ids.len().max(completion.tokens.len());
+        let is_cancelled = completion.reason == FinishReason::Cancelled;
+        let recorded = if is_cancelled { 0 } else { self.generated_ids.len() };
+        let len = recorded.max(completion.tokens.len());
         (0..len).find(|&i| self.generated_ids.get(i) != completion.tokens.get(i))
     }
 

@@ -8,12 +8,14 @@ use attn_metadata::HostDevice;
 use clap::Args as ClapArgs;
 use engine::model::{Message, Model, SpecialTokens};
 use engine::sample::SamplingParams;
-use engine::serve::{Completion, Event, RequestSpec, SchedulerConfig, Session, SessionConfig, Stats};
+use attn_reference::verify::VerifyReport;
+use engine::serve::{RequestSpec, SchedulerConfig, Session, SessionConfig, Stats};
 use indicatif::{ProgressBar, ProgressStyle};
-use kvpool::{KvDtype, KvFormat, KvScales, PageSize};
+use kvpool::{ExtraKey, KvDtype, KvFormat, KvScales, PageSize, PrefixConfig};
 
 use super::cases::{self, Cases};
 use super::stream::TextStreams;
+use super::traffic::{Answer, Traffic};
 use super::{Failure, Outcome};
 
 /// Generates text with a GGUF model.
@@ -40,8 +42,10 @@ pub struct Args {
     #[command(flatten)]
     serving: Serving,
     #[command(flatten)]
+    traffic: Traffic,
+    #[command(flatten)]
     sampling: Sampling,
-    /// Print the session's counters as JSON at the end.
+    /// Print the session's metrics as JSON at the end.
     #[arg(long)]
     stats: bool,
 }
@@ -76,6 +80,12 @@ struct Serving {
     /// Scale of stored values, for fp8_e4m3.
     #[arg(long, value_name = "X", default_value_t = 1.0)]
     v_scale: f32,
+    /// Compute every token of every prompt, whatever was computed before.
+    #[arg(long)]
+    no_prefix_cache: bool,
+    /// Compare every N-th step with the float64 oracle: "every=N". Exit 1 where attention is wrong.
+    #[arg(long, value_name = "every=N", value_parser = parse_every, default_value = "every=0", hide_default_value = true)]
+    verify: u64,
     /// Threads of the attention backend; default: all.
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
@@ -112,16 +122,35 @@ pub fn run(args: &Args) -> Result<Outcome> {
     let requests = requests(args, &model, cases.as_ref(), &prompts);
     let config = session_config(args, &requests)?;
     let mut session = Session::new(&model.decoder, &config).map_err(Failure::input)?;
-    for (place, request) in requests.into_iter().enumerate() {
-        session.submit(request).map_err(Failure::input).with_context(|| format!("prompt {place}"))?;
-    }
     let begin = Instant::now();
-    let completions = generate(&mut session, &mut model, prompts.len(), cases.is_none())?;
-    report(args, &session, &completions, begin.elapsed());
-    match cases {
-        Some(cases) => Ok(cases.compare(&model, &completions)),
-        None => Ok(Outcome::Success),
-    }
+    let answers = generate(args, &mut session, &mut model, &requests, cases.is_none())?;
+    report(args, &session, &answers, begin.elapsed());
+    let verified = session.verify_report().map_or(Outcome::Success, |report| verify_outcome(&report));
+    let compared = cases.map_or(Outcome::Success, |cases| cases.compare(&model, &answers));
+    Ok(if verified == Outcome::Success { compared } else { verified })
+}
+
+/// `every=N` as N.
+fn parse_every(text: &str) -> Result<u64, String> {
+    let number = text.strip_prefix("every=").and_then(|number| number.parse().ok());
+    number.ok_or_else(|| format!("{text:?} is not of the form every=N"))
+}
+
+/// Says what verification saw; the errors of a sound f32 backend are far below the bound.
+fn verify_outcome(report: &VerifyReport) -> Outcome {
+    const MAX_REL: f64 = 1e-4;
+    let Some((layer, worst)) = report.worst() else { return Outcome::Success };
+    let is_sound = report.num_anomalies() == 0 && worst.max_rel <= MAX_REL;
+    eprintln!(
+        "verified {} of {} steps against float64: worst layer {layer}, relative error {:.1e} (bound {MAX_REL:.0e}), \
+         {} anomalies: {}",
+        report.num_sampled,
+        report.num_steps,
+        worst.max_rel,
+        report.num_anomalies(),
+        if is_sound { "ok" } else { "WRONG" },
+    );
+    if is_sound { Outcome::Success } else { Outcome::CheckFailed }
 }
 
 fn load(path: &Path) -> Result<Model> {
@@ -164,6 +193,7 @@ fn requests(args: &Args, model: &Model, cases: Option<&Cases>, prompts: &[Vec<u3
             max_new_tokens: cases.map_or(args.max_new_tokens, |cases| cases.num_expected(place)),
             stop_tokens: ends.to_vec(),
             sampling: SamplingParams { temperature, top_k, top_p, seed: seed.wrapping_add(number) },
+            extra: ExtraKey::default(),
         })
         .collect()
 }
@@ -171,7 +201,8 @@ fn requests(args: &Args, model: &Model, cases: Option<&Cases>, prompts: &[Vec<u3
 fn session_config(args: &Args, requests: &[RequestSpec]) -> Result<SessionConfig> {
     let serving = &args.serving;
     let page_size = PageSize::new(serving.page_size).map_err(Failure::input)?;
-    let needed: usize = requests.iter().map(|r| page_size.pages_for(r.prompt.len() + r.max_new_tokens)).sum();
+    let pages = |r: &RequestSpec| page_size.pages_for(r.prompt.len() + r.max_new_tokens);
+    let needed = requests.iter().map(pages).sum::<usize>().saturating_mul(args.traffic.num_requests(1));
     let needed = u32::try_from(needed).map_err(|_| Failure::usage("more pages are needed than a pool can have"))?;
     let kv_format = match serving.kv_dtype {
         KvDtype::F32 => KvFormat::F32,
@@ -190,34 +221,38 @@ fn session_config(args: &Args, requests: &[RequestSpec]) -> Result<SessionConfig
         },
         backend: serving.attention_backend.clone(),
         device: HostDevice { num_threads: serving.threads },
+        prefix_cache: (!serving.no_prefix_cache).then(PrefixConfig::default),
+        verify_every: serving.verify,
     })
 }
 
-/// Runs the session to its end; prints text as it comes where `show` says so. Completions come in prompt order.
-fn generate(session: &mut Session, model: &mut Model, num_prompts: usize, show: bool) -> Result<Vec<Completion>> {
+/// Sends the requests and runs the session to its end; prints text as it comes where `show` says so.
+fn generate(
+    args: &Args,
+    session: &mut Session,
+    model: &mut Model,
+    requests: &[RequestSpec],
+    show: bool,
+) -> Result<Vec<Answer>> {
     let Model { decoder, tokenizer, .. } = model;
-    let mut streams = show.then(|| TextStreams::new(tokenizer, num_prompts));
-    let mut on_event = |event: Event| {
+    let mut streams = show.then(|| TextStreams::new(tokenizer, args.traffic.num_requests(requests.len())));
+    args.traffic.run(session, decoder, requests, &mut |event| {
         if let Some(streams) = &mut streams {
             streams.take(event);
         }
-    };
-    while session.step(decoder, &mut on_event).context("a step failed")? {}
-    let mut completions: Vec<_> = std::iter::from_fn(|| session.take_completion()).collect();
-    completions.sort_by_key(|completion| completion.id);
-    Ok(completions)
+    })
 }
 
-fn report(args: &Args, session: &Session, completions: &[Completion], elapsed: Duration) {
+fn report(args: &Args, session: &Session, answers: &[Answer], elapsed: Duration) {
     let stats: &Stats = session.stats();
     let seconds = elapsed.as_secs_f64();
-    let tokens: usize = completions.iter().map(|c| c.tokens.len()).sum();
+    let tokens: usize = answers.iter().map(|a| a.completion.tokens.len()).sum();
     #[expect(clippy::cast_precision_loss, reason = "a rate for people")]
     let rate = tokens as f64 / seconds;
     eprintln!(
-        "{} prompts, {} prompt tokens, {tokens} new tokens in {seconds:.2} s: {rate:.1} tokens/s on backend {} \
+        "{} requests, {} prompt tokens computed, {tokens} new tokens in {seconds:.2} s: {rate:.1} tokens/s on backend {} \
          (page size {}, {} steps, attention {:.0} % of the time)",
-        completions.len(),
+        answers.len(),
         stats.prefill_tokens,
         session.selection().extend,
         args.serving.page_size,
@@ -225,6 +260,6 @@ fn report(args: &Args, session: &Session, completions: &[Completion], elapsed: D
         100.0 * stats.attention_time.as_secs_f64() / seconds,
     );
     if args.stats {
-        println!("{}", serde_json::json!(stats));
+        println!("{}", serde_json::json!(session.metrics()));
     }
 }

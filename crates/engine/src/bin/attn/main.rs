@@ -20,6 +20,8 @@ mod output;
 mod replay;
 #[cfg(feature = "model")]
 mod stream;
+#[cfg(feature = "model")]
+mod traffic;
 
 use std::process::ExitCode;
 

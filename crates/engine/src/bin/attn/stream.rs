@@ -66,7 +66,7 @@ impl<'a> TextStreams<'a> {
     /// A line that says whose text follows, where there are several.
     fn head(&self) {
         if self.streams.len() > 1 && self.shown < self.streams.len() {
-            print(&format!("--- prompt {}\n", self.shown));
+            print(&format!("--- request {}\n", self.shown));
         }
     }
 }
