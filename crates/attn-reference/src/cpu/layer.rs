@@ -16,6 +16,7 @@ use super::mask::Visibility;
 use super::merge::{MergeStates, Moments, finish};
 use super::output::Output;
 use super::pack::{PackQueries, PagedRows};
+use super::pv::Rescale;
 use super::schedule::{Item, Schedule};
 use super::scratch::{Dims, RowStates, Scratch};
 use super::unit::{UNIT_ROWS, UnitWork, blocks};
@@ -195,25 +196,25 @@ impl LayerCall<'_> {
         let first_head = kv_head as usize * self.group_size() + slice.begin;
         let value_scale = self.cache.format().v_scale();
         let RowStates { max, sum, out } = &mut scratch.total;
-        let (max, sum, out) = (&mut max[first..], &sum[first..], &mut out.all_mut()[first * vo_padded..]);
-        for token in 0..tile.q_len as usize {
-            for head in 0..slice.len {
-                let row = token * slice.len + head;
-                let sink = self.layer.sinks().map(|sinks| sinks[first_head + head]);
-                let (factor, lse) = finish(Moments { max: max[row], sum: sum[row] }, sink, value_scale);
-                max[row] = lse;
-                // Close the gaps between padded rows on the way: the target never runs ahead of the source.
-                let (from, to) = (row * vo_padded, token * slice.len * vo_padded + head * vo);
-                for i in 0..vo {
-                    out[to + i] = out[from + i] * factor;
-                }
-            }
+        let (max, sum, out) = (&mut max[first..], &mut sum[first..], &mut out.all_mut()[first * vo_padded..]);
+        let num_tokens = tile.q_len as usize;
+        // Workers finish the heads of a tile at about the same time: they begin with different tokens.
+        let begin = kv_head as usize * num_tokens / self.layer.heads().num_kv_heads as usize;
+        for i in 0..num_tokens {
+            let token = (begin + i) % num_tokens;
             let rows = token * slice.len..(token + 1) * slice.len;
-            if token + WRITE_AHEAD < tile.q_len as usize {
-                self.output.prefetch(self.isa, first_row + token + WRITE_AHEAD, first_head..first_head + slice.len);
+            for (head, row) in rows.clone().enumerate() {
+                let sink = self.layer.sinks().map(|sinks| sinks[first_head + head]);
+                (sum[row], max[row]) = finish(Moments { max: max[row], sum: sum[row] }, sink, value_scale);
             }
-            let values = &out[rows.start * vo_padded..][..slice.len * vo];
-            self.output.write(first_row + token, first_head, values, &max[rows]);
+            let values = &mut out[rows.start * vo_padded..rows.end * vo_padded];
+            self.isa.run(Rescale { factors: &sum[rows.clone()], out: &mut *values });
+            if i + WRITE_AHEAD < num_tokens {
+                let next = first_row + (token + WRITE_AHEAD) % num_tokens;
+                self.output.prefetch(self.isa, next, first_head..first_head + slice.len);
+            }
+            let vectors = values.chunks_exact(vo_padded).map(|row| &row[..vo]);
+            self.output.write(first_row + token, first_head, vectors, &max[rows]);
         }
     }
 }

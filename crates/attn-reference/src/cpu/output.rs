@@ -11,7 +11,7 @@ use super::isa::Isa;
 use super::pack::PrefetchVectors;
 
 /// Shards of a tensor at most; they need no allocation.
-const MAX_SHARDS: usize = 32;
+const MAX_SHARDS: usize = 256;
 
 struct Shard<'a> {
     out: HostTensorMut<'a>,
@@ -56,14 +56,20 @@ impl<'a> Output<'a> {
         Output { shards, rows_per_shard }
     }
 
-    /// Writes consecutive heads of a row: `values` `[heads, dim]`, `lses` `[heads]`.
-    pub(crate) fn write(&self, row: usize, first_head: usize, values: &[f32], lses: &[f32]) {
+    /// Writes consecutive heads of a row: a vector and an LSE for each.
+    pub(crate) fn write<'v>(
+        &self,
+        row: usize,
+        first_head: usize,
+        vectors: impl Iterator<Item = &'v [f32]>,
+        lses: &[f32],
+    ) {
         let shard = self.shards[row / self.rows_per_shard].as_ref().expect("rows of a batch are in range");
         // A worker that panicked leaves whole rows unwritten, never a broken shard.
         let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
-        let (row, heads, dim) = (row % self.rows_per_shard, shard.out.heads(), shard.out.dim());
-        for (i, values) in values.chunks_exact(dim).enumerate() {
-            shard.out.write(row, first_head + i, values);
+        let (row, heads) = (row % self.rows_per_shard, shard.out.heads());
+        for (i, vector) in vectors.enumerate() {
+            shard.out.write(row, first_head + i, vector);
         }
         if let Some(all) = shard.lse.as_mut() {
             for (to, &lse) in all[row * heads + first_head..].iter_mut().zip(lses) {
@@ -123,7 +129,7 @@ mod tests {
                 for head in 0..2 {
                     #[allow(clippy::cast_precision_loss)]
                     let x = (row * 2 + head) as f32;
-                    output.write(row, head, &[x, x + 0.25, x + 0.5], &[-x]);
+                    output.write(row, head, [[x, x + 0.25, x + 0.5].as_slice()].into_iter(), &[-x]);
                 }
             }
             output.clear_row(39);
