@@ -45,6 +45,79 @@ impl TinyGguf {
         file
     }
 
+    /// A four-layer model of the other kind, 8 wide with 4 query heads of 6 on one KV head; each
+    /// third layer sees everything, the others three tokens. Norms, windows and caps all matter.
+    pub(super) fn gemma() -> Self {
+        let mut file = Self::empty();
+        file.set_scored_tokenizer();
+        file.set("general.architecture", Value::String("gemma3".into()));
+        for (key, value) in [
+            ("block_count", 4),
+            ("context_length", 32),
+            ("embedding_length", 8),
+            ("feed_forward_length", 10),
+            ("attention.head_count", 4),
+            ("attention.head_count_kv", 1),
+            ("attention.key_length", 6),
+            ("attention.value_length", 6),
+            ("attention.sliding_window", 3),
+            ("attention.sliding_window_pattern", 3),
+        ] {
+            file.set(&format!("gemma3.{key}"), Value::U32(value));
+        }
+        for (key, value) in [
+            ("attention.layer_norm_rms_epsilon", 1e-5),
+            ("attn_logit_softcapping", 2.0),
+            ("final_logit_softcapping", 3.0),
+            ("rope.freq_base", 1000.0),
+            ("rope.freq_base_swa", 100.0),
+            ("rope.scaling.factor", 2.0),
+        ] {
+            file.set(&format!("gemma3.{key}"), Value::F32(value));
+        }
+        file.set("gemma3.rope.scaling.type", Value::String("linear".into()));
+        file.set_gemma_weights();
+        file
+    }
+
+    fn set_scored_tokenizer(&mut self) {
+        let (tokens, types) = scored_vocabulary();
+        let scores = (0u16..).take(tokens.len()).map(|place| Value::F32(-f32::from(place))).collect();
+        self.set("tokenizer.ggml.model", Value::String("llama".into()));
+        self.set("tokenizer.ggml.tokens", Value::Array(tokens.into_iter().map(Value::String).collect()));
+        self.set("tokenizer.ggml.token_type", Value::Array(types.into_iter().map(Value::I32).collect()));
+        self.set("tokenizer.ggml.scores", Value::Array(scores));
+        self.set("tokenizer.ggml.bos_token_id", Value::U32(2));
+        self.set("tokenizer.ggml.eos_token_id", Value::U32(1));
+        self.set("tokenizer.ggml.add_bos_token", Value::Bool(true));
+        self.set("tokenizer.ggml.add_space_prefix", Value::Bool(false));
+    }
+
+    fn set_gemma_weights(&mut self) {
+        let num_tokens = scored_vocabulary().0.len();
+        self.set_noise("token_embd.weight", &[num_tokens, 8]);
+        self.set_noise("output_norm.weight", &[8]);
+        for layer in 0..4 {
+            for (part, dims) in [
+                ("attn_norm", &[8][..]),
+                ("attn_q", &[24, 8]),
+                ("attn_k", &[6, 8]),
+                ("attn_v", &[6, 8]),
+                ("attn_q_norm", &[6]),
+                ("attn_k_norm", &[6]),
+                ("attn_output", &[8, 24]),
+                ("post_attention_norm", &[8]),
+                ("ffn_norm", &[8]),
+                ("ffn_gate", &[10, 8]),
+                ("ffn_up", &[10, 8]),
+                ("ffn_down", &[8, 10]),
+                ("post_ffw_norm", &[8]),
+            ] {
+                self.set_noise(&format!("blk.{layer}.{part}.weight"), dims);
+            }
+        }
+    }
+
     fn set_tokenizer(&mut self) {
         let (tokens, types) = vocabulary();
         let texts = |texts: &[&str]| Value::Array(texts.iter().map(|&t| Value::String(t.into())).collect());
@@ -151,5 +224,23 @@ fn vocabulary() -> (Vec<String>, Vec<i32>) {
             }
         })
         .collect();
+    (tokens, types)
+}
+
+/// Tokens and their types: control tokens `<pad>` 0, `<eos>` 1, `<bos>` 2, the unknown token `<unk>` 3;
+/// user-defined from 4 on two spaces, one and two line ends, and `<td>`; the bytes from 8 on; the rest.
+fn scored_vocabulary() -> (Vec<String>, Vec<i32>) {
+    let literals = ["<pad>", "<eos>", "<bos>", "<unk>", "  ", "\n", "\n\n", "<td>"].map(str::to_owned);
+    let bytes = (0..=255u8).map(|byte| format!("<0x{byte:02X}>"));
+    let pieces = "▁ab ▁a ab cab ▁ a b c d < > e o s t é 日 ▁日".split(' ').map(str::to_owned);
+    let tokens: Vec<String> = literals.into_iter().chain(bytes).chain(pieces).collect();
+    let type_of = |id| match id {
+        0..3 => 3,
+        3 => 2,
+        4..8 => 4,
+        8..264 => 6,
+        _ => 1,
+    };
+    let types = (0..tokens.len()).map(type_of).collect();
     (tokens, types)
 }

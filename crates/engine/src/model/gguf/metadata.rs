@@ -104,6 +104,15 @@ impl Metadata {
         })
     }
 
+    /// An array of floats, which need not be finite.
+    pub fn floats(&self, key: &str) -> Result<&[f64], GgufError> {
+        let found = self.typed(key, "an array of floats", |value| match value {
+            Value::Floats(floats) => Some(floats.as_slice()),
+            _ => None,
+        })?;
+        required(key, found)
+    }
+
     /// A count or size, 0 or more.
     pub fn usize(&self, key: &str) -> Result<usize, GgufError> {
         required(key, self.opt_usize(key)?)

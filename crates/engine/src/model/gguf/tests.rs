@@ -86,14 +86,20 @@ fn every_prefix_of_a_file_is_refused() {
 
 #[test]
 fn no_changed_byte_makes_loading_panic() {
-    let bytes = TinyGguf::model().bytes();
-    for place in 0..bytes.len() {
+    // The second file is long, and much of it names the tokens for bytes.
+    for (bytes, step) in [(TinyGguf::model().bytes(), 1), (TinyGguf::gemma().bytes(), 11)] {
+        change_bytes(&bytes, step);
+    }
+}
+
+fn change_bytes(bytes: &[u8], step: usize) {
+    for place in (0..bytes.len()).step_by(step) {
         // Data come after the header; every 16th byte of them is enough.
         if place > bytes.len() / 2 && !place.is_multiple_of(16) {
             continue;
         }
         for value in [0x00, 0xff, bytes[place].wrapping_add(1)] {
-            let mut changed = bytes.clone();
+            let mut changed = bytes.to_vec();
             changed[place] = value;
             // Only that it returns is tested: some changes are harmless.
             let _ = open(&changed).map(|mut file| Model::from_gguf(&mut file, &mut |_, _| ()).is_ok());

@@ -1,50 +1,51 @@
 //! Builds a [`Tokenizer`] from metadata, checking what the tokenizer library takes on trust.
 
-use tokenizers::Tokenizer as Bpe;
-use tokenizers::models::bpe::{BPE, Merges, Vocab};
+use tokenizers::models::bpe::Vocab;
 
 use super::super::gguf::Metadata;
-use super::byte_alphabet::ByteAlphabet;
-use super::{Kind, Literals, Tokenizer, TokenizerError, index, pre};
+use super::byte_level::ByteLevel;
+use super::literals::Literals;
+use super::scored::Scored;
+use super::{Algorithm, Kind, Tokenizer, TokenizerError, index};
 
 pub(super) fn tokenizer(metadata: &Metadata) -> Result<Tokenizer, TokenizerError> {
-    let model = metadata.string("tokenizer.ggml.model")?;
-    if model != "gpt2" {
-        return Err(TokenizerError::Model { model: model.to_owned() });
-    }
     let tokens = metadata.strings("tokenizer.ggml.tokens")?.to_vec();
     let vocab = vocabulary(&tokens)?;
-    let merges = merges(metadata.strings("tokenizer.ggml.merges")?, &vocab)?;
-    let kinds = kinds(metadata, &tokens)?;
-    let literals = literals(&tokens, &kinds);
+    let (algorithm, kinds) = match metadata.string("tokenizer.ggml.model")? {
+        "gpt2" => {
+            let kinds = kinds(metadata, &tokens, byte_level_kind)?;
+            (Algorithm::ByteLevel(ByteLevel::new(metadata, vocab)?.into()), kinds)
+        }
+        "llama" => {
+            refuse_text_changes(metadata)?;
+            let kinds = kinds(metadata, &tokens, scored_kind)?;
+            let scores = metadata.floats("tokenizer.ggml.scores")?;
+            (Algorithm::Scored(Scored::new(&tokens, &kinds, scores)?), kinds)
+        }
+        model => return Err(TokenizerError::Model { model: model.to_owned() }),
+    };
+    let literals = literals(&tokens, &kinds, &algorithm);
     let bos = special(metadata, "tokenizer.ggml.bos_token_id", tokens.len())?;
     let adds_bos = metadata.opt_bool("tokenizer.ggml.add_bos_token")?.unwrap_or(false);
     if adds_bos && bos.is_none() {
         return Err(TokenizerError::NoBosToken);
     }
-    Ok(Tokenizer {
-        ends: ends(metadata, tokens.len())?,
-        bpe: bpe(metadata, vocab, merges)?,
-        alphabet: ByteAlphabet::new(),
-        tokens,
-        kinds,
-        literals,
-        bos,
-        adds_bos,
-    })
+    Ok(Tokenizer { ends: ends(metadata, tokens.len())?, algorithm, tokens, kinds, literals, bos, adds_bos })
 }
 
-fn bpe(metadata: &Metadata, vocab: Vocab, merges: Merges) -> Result<Bpe, TokenizerError> {
-    let pipeline = pre::pipeline(metadata.opt_string("tokenizer.ggml.pre")?.unwrap_or("default"))?;
-    let model = BPE::builder()
-        .vocab_and_merges(vocab, merges)
-        .ignore_merges(pipeline.whole_pieces_first)
-        .build()
-        .map_err(TokenizerError::library("the vocabulary"))?;
-    let mut bpe = Bpe::new(model);
-    bpe.with_normalizer(pipeline.normalizer).map_err(TokenizerError::library("the normalizer"))?;
-    bpe.with_pre_tokenizer(Some(pipeline.pre_tokenizer));
-    Ok(bpe)
+/// What some vocabularies with scores want done to the text first.
+fn refuse_text_changes(metadata: &Metadata) -> Result<(), TokenizerError> {
+    // Those that are silent on it want this one.
+    if metadata.opt_bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(true) {
+        return Err(TokenizerError::Feature { feature: "a space before the text" });
+    }
+    if metadata.opt_bool("tokenizer.ggml.remove_extra_whitespaces")?.unwrap_or(false) {
+        return Err(TokenizerError::Feature { feature: "removal of repeated spaces" });
+    }
+    if metadata.get("tokenizer.ggml.precompiled_charsmap").is_some() {
+        return Err(TokenizerError::Feature { feature: "a map of characters" });
+    }
+    Ok(())
 }
 
 fn vocabulary(tokens: &[String]) -> Result<Vocab, TokenizerError> {
@@ -58,46 +59,54 @@ fn vocabulary(tokens: &[String]) -> Result<Vocab, TokenizerError> {
     Ok(vocab)
 }
 
-fn merges(entries: &[String], vocab: &Vocab) -> Result<Merges, TokenizerError> {
-    let parse = |(index, entry): (usize, &String)| {
-        let known = |(left, right): &(&str, &str)| {
-            vocab.contains_key(*left) && vocab.contains_key(*right) && vocab.contains_key(&format!("{left}{right}"))
-        };
-        let pair = entry.split_once(' ').filter(known);
-        let (left, right) = pair.ok_or_else(|| TokenizerError::Merge { index, merge: entry.clone() })?;
-        Ok((left.to_owned(), right.to_owned()))
-    };
-    entries.iter().enumerate().map(parse).collect()
-}
-
 /// One kind for each token; all ordinary when the file does not say.
-fn kinds(metadata: &Metadata, tokens: &[String]) -> Result<Vec<Kind>, TokenizerError> {
+fn kinds(
+    metadata: &Metadata,
+    tokens: &[String],
+    kind: impl Fn((u32, &String), i64) -> Result<Kind, TokenizerError>,
+) -> Result<Vec<Kind>, TokenizerError> {
     let Some(types) = metadata.opt_ints("tokenizer.ggml.token_type")? else {
         return Ok(vec![Kind::Ordinary; tokens.len()]);
     };
     if types.len() != tokens.len() {
         return Err(TokenizerError::TokenTypes { expected: tokens.len(), got: types.len() });
     }
-    let kind = |(number, text): (&i64, &String)| match number {
+    (0u32..).zip(tokens).zip(types).map(|(token, &number)| kind(token, number)).collect()
+}
+
+fn byte_level_kind((_, text): (u32, &String), number: i64) -> Result<Kind, TokenizerError> {
+    Ok(match number {
         3 if !text.is_empty() => Kind::Control,
         4 if !text.is_empty() => Kind::UserDefined,
         _ => Kind::Ordinary,
-    };
-    Ok(types.iter().zip(tokens).map(kind).collect())
+    })
 }
 
-fn literals(tokens: &[String], kinds: &[Kind]) -> Literals {
-    let numbered = (0u32..).zip(tokens.iter().zip(kinds));
-    let mut entries: Vec<(String, u32, Kind)> = numbered
-        .filter(|(_, (_, kind))| **kind != Kind::Ordinary)
-        .map(|(token, (text, kind))| (text.clone(), token, *kind))
-        .collect();
-    entries.sort_by_key(|(text, ..)| std::cmp::Reverse(text.len()));
-    let mut begins = [false; 256];
-    for (text, ..) in &entries {
-        begins[usize::from(text.as_bytes()[0])] = true;
+fn scored_kind((token, text): (u32, &String), number: i64) -> Result<Kind, TokenizerError> {
+    match number {
+        1 => Ok(Kind::Ordinary),
+        // The unknown token too: bytes without a character have tokens of their own.
+        2 | 3 if !text.is_empty() => Ok(Kind::Control),
+        4 if !text.is_empty() => Ok(Kind::UserDefined),
+        6 => byte(text).map(Kind::Byte).ok_or_else(|| TokenizerError::ByteToken { token, text: text.clone() }),
+        _ => Err(TokenizerError::TokenType { token, text: text.clone(), number }),
     }
-    Literals { entries, begins }
+}
+
+/// The byte of a token that is spelled `<0x00>` to `<0xFF>`.
+fn byte(text: &str) -> Option<u8> {
+    let digits = text.strip_prefix("<0x")?.strip_suffix('>')?;
+    u8::from_str_radix(digits, 16).ok().filter(|byte| *digits == format!("{byte:02X}"))
+}
+
+fn literals(tokens: &[String], kinds: &[Kind], algorithm: &Algorithm) -> Literals {
+    let numbered = (0u32..).zip(tokens.iter().zip(kinds));
+    let is_literal = |kind: Kind| matches!(kind, Kind::UserDefined | Kind::Control);
+    Literals::new(
+        numbered
+            .filter(|(_, (_, kind))| is_literal(**kind))
+            .map(|(token, (text, kind))| (algorithm.spell(text).into_owned(), token, *kind)),
+    )
 }
 
 fn special(metadata: &Metadata, key: &'static str, num_tokens: usize) -> Result<Option<u32>, TokenizerError> {

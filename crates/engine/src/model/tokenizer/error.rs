@@ -10,8 +10,10 @@ pub enum TokenizerError {
     /// A key is missing or has the wrong type or range.
     #[error(transparent)]
     Metadata(#[from] GgufError),
-    /// Not a byte-level BPE vocabulary.
-    #[error("tokenizer model {model:?} is not supported; supported: \"gpt2\" (byte-level BPE)")]
+    /// Another kind of vocabulary.
+    #[error(
+        "tokenizer model {model:?} is not supported; supported: \"gpt2\" (byte-level BPE), \"llama\" (BPE by scores)"
+    )]
     Model {
         /// `tokenizer.ggml.model` of the file.
         model: String,
@@ -45,6 +47,50 @@ pub enum TokenizerError {
         expected: usize,
         /// Number of types.
         got: usize,
+    },
+    /// A token's type has no meaning here.
+    #[error("token {token} ({text:?}) has type {number}, expected 1 to 4, or 6 for a byte, and a text")]
+    TokenType {
+        /// Its id.
+        token: u32,
+        /// Its text.
+        text: String,
+        /// Its entry in `tokenizer.ggml.token_type`.
+        number: i64,
+    },
+    /// A token is said to be a byte and not spelled like one.
+    #[error("token {token} is {text:?}, expected a byte, \"<0x00>\" to \"<0xFF>\"")]
+    ByteToken {
+        /// Its id.
+        token: u32,
+        /// Its text.
+        text: String,
+    },
+    /// A byte that no token stands for.
+    #[error("no token stands for byte 0x{byte:02X}, which BPE by scores needs")]
+    NoByteToken {
+        /// The first such byte.
+        byte: u8,
+    },
+    /// The list of scores has another length than the list of tokens.
+    #[error("tokenizer.ggml.scores has {got} entries, expected one for each of the {expected} tokens")]
+    Scores {
+        /// Number of tokens.
+        expected: usize,
+        /// Number of scores.
+        got: usize,
+    },
+    /// A score that cannot be compared.
+    #[error("the score of token {token} is not a number")]
+    Score {
+        /// The token.
+        token: u32,
+    },
+    /// The vocabulary is of a known kind and wants something that is not supported.
+    #[error("the tokenizer wants {feature}, which is not supported")]
+    Feature {
+        /// What it wants.
+        feature: &'static str,
     },
     /// A merge is not two tokens whose union is a token.
     #[error("merge {index} is {merge:?}, expected two tokens, a space between, which join into a token")]

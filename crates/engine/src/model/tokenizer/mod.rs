@@ -1,23 +1,28 @@
 //! Text to tokens and back, from the vocabulary inside a GGUF file.
 //!
-//! The BPE itself is the `tokenizers` crate's. This module owns what the file format leaves open:
-//! which tokens are matched in the text as they stand (user-defined ones always, control tokens
+//! How text becomes ordinary tokens is the business of two files, `byte_level.rs` and `scored.rs`.
+//! This one owns what the file format leaves open beside it: which tokens are matched in the text as they stand (user-defined ones always, control tokens
 //! only when the caller allows it), whether a BOS token comes first, and exact bytes for decoding.
 
 mod build;
 mod byte_alphabet;
+mod byte_level;
 mod error;
+mod literals;
 mod pre;
+mod scored;
 mod stream;
 #[cfg(test)]
 mod tests;
 
-use tokenizers::Tokenizer as Bpe;
+use std::borrow::Cow;
 
 use super::gguf::Metadata;
-use byte_alphabet::ByteAlphabet;
+use byte_level::ByteLevel;
 pub use error::TokenizerError;
+use literals::Literals;
 pub use pre::SUPPORTED_PRE_TOKENIZERS;
+use scored::Scored;
 pub use stream::StreamDecoder;
 
 /// What to do with control tokens (such as `<|im_end|>`) spelled out in the text.
@@ -32,45 +37,65 @@ pub enum SpecialTokens {
 /// How a token is matched and printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// Reached through BPE; spelled in the byte-level alphabet.
+    /// Reached through BPE, in the vocabulary's spelling.
     Ordinary,
+    /// Stands for a byte of a character that is no token.
+    Byte(u8),
     /// Matched in the text as it stands, always.
     UserDefined,
     /// Matched in the text as it stands where the caller allows; can be left out of decoded text.
     Control,
 }
 
-/// Tokens that are matched in text as they stand, before BPE.
+/// How text becomes ordinary tokens, and back.
 #[derive(Debug, Clone)]
-struct Literals {
-    /// Text, id and kind, longest text first.
-    entries: Vec<(String, u32, Kind)>,
-    /// Whether some entry begins with the byte.
-    begins: [bool; 256],
+enum Algorithm {
+    ByteLevel(Box<ByteLevel>),
+    Scored(Scored),
 }
 
-impl Literals {
-    /// The first place in `text` where an entry begins, and the longest entry there.
-    fn find(&self, text: &str, special: SpecialTokens) -> Option<(usize, &str, u32)> {
-        let matches_at = |start: usize| {
-            let wanted = |kind| kind != Kind::Control || special == SpecialTokens::Parse;
-            let here = |(literal, _, kind): &&(String, u32, Kind)| wanted(*kind) && text[start..].starts_with(literal);
-            self.entries.iter().find(here).map(|(literal, token, _)| (start, literal.as_str(), *token))
-        };
-        let starts = text.char_indices().map(|(start, _)| start);
-        starts.filter(|&start| self.begins[usize::from(text.as_bytes()[start])]).find_map(matches_at)
+impl Algorithm {
+    /// A text in the spelling that it is matched and encoded in.
+    fn spell<'a>(&self, text: &'a str) -> Cow<'a, str> {
+        match self {
+            Self::ByteLevel(_) => text.into(),
+            Self::Scored(_) => Scored::spell(text),
+        }
+    }
+
+    fn encode(&self, text: &str, tokens: &mut Vec<u32>) -> Result<(), TokenizerError> {
+        match self {
+            Self::ByteLevel(byte_level) => byte_level.encode(text, tokens)?,
+            Self::Scored(scored) => scored.encode(text, tokens),
+        }
+        Ok(())
+    }
+
+    /// Appends the bytes of an ordinary token.
+    fn decode(&self, token: &str, out: &mut Vec<u8>) {
+        match self {
+            Self::ByteLevel(byte_level) => byte_level.decode(token, out),
+            Self::Scored(_) => Scored::decode(token, out),
+        }
+    }
+
+    /// Appends the bytes of a token that is matched as it stands.
+    fn decode_literal(&self, token: &str, out: &mut Vec<u8>) {
+        match self {
+            Self::ByteLevel(_) => out.extend_from_slice(token.as_bytes()),
+            Self::Scored(_) => Scored::decode(token, out),
+        }
     }
 }
 
-/// A byte-level BPE tokenizer.
+/// A BPE tokenizer, byte-level or with scores.
 #[derive(Debug, Clone)]
 pub struct Tokenizer {
-    bpe: Bpe,
+    algorithm: Algorithm,
     tokens: Vec<String>,
     /// By id.
     kinds: Vec<Kind>,
     literals: Literals,
-    alphabet: ByteAlphabet,
     bos: Option<u32>,
     /// The end-of-text token first, then other tokens that end a turn.
     ends: Vec<u32>,
@@ -87,20 +112,23 @@ impl Tokenizer {
         build::tokenizer(metadata)
     }
 
-    /// The tokens of `text`, a BOS token before them where the model wants one. Bytes for which the
-    /// vocabulary has no token (rare controls, in some models) are left out.
+    /// The tokens of `text`, a BOS token before them where the model wants one and the text does not
+    /// bring it. Bytes for which the vocabulary has no token (rare controls, in some models) are left out.
     ///
     /// # Errors
     /// When the tokenizer library fails.
     pub fn encode(&self, text: &str, special: SpecialTokens) -> Result<Vec<u32>, TokenizerError> {
-        let mut tokens: Vec<u32> = self.bos.filter(|_| self.adds_bos).into_iter().collect();
-        let mut rest = text;
-        while let Some((start, literal, token)) = self.literals.find(rest, special) {
-            self.encode_plain(&rest[..start], &mut tokens)?;
+        let text = self.algorithm.spell(text);
+        let (mut tokens, mut rest) = (Vec::new(), &*text);
+        while let Some((place, token)) = self.literals.find(rest, special) {
+            self.encode_plain(&rest[..place.start], &mut tokens)?;
             tokens.push(token);
-            rest = &rest[start + literal.len()..];
+            rest = &rest[place.end..];
         }
         self.encode_plain(rest, &mut tokens)?;
+        if let Some(bos) = self.bos.filter(|bos| self.adds_bos && tokens.first() != Some(bos)) {
+            tokens.insert(0, bos);
+        }
         Ok(tokens)
     }
 
@@ -131,7 +159,7 @@ impl Tokenizer {
         self.tokens.len()
     }
 
-    /// A token as the vocabulary spells it (a space is `Ġ`).
+    /// A token as the vocabulary spells it (a space is `Ġ` or `▁`, by the kind of vocabulary).
     #[must_use]
     pub fn token_text(&self, token: u32) -> Option<&str> {
         self.tokens.get(index(token)).map(String::as_str)
@@ -162,20 +190,17 @@ impl Tokenizer {
     }
 
     fn encode_plain(&self, text: &str, tokens: &mut Vec<u32>) -> Result<(), TokenizerError> {
-        if !text.is_empty() {
-            let encoding = self.bpe.encode_fast(text, false).map_err(TokenizerError::library("a text"))?;
-            tokens.extend_from_slice(encoding.get_ids());
-        }
-        Ok(())
+        if text.is_empty() { Ok(()) } else { self.algorithm.encode(text, tokens) }
     }
 
     /// Appends the bytes that a token stands for; none for an id outside the vocabulary.
     fn append_bytes(&self, token: u32, skip_special: bool, out: &mut Vec<u8>) {
         let Some(text) = self.token_text(token) else { return };
         match self.kinds[index(token)] {
-            Kind::Ordinary => self.alphabet.decode(text, out),
+            Kind::Ordinary => self.algorithm.decode(text, out),
+            Kind::Byte(byte) => out.push(byte),
             Kind::Control if skip_special => {}
-            Kind::UserDefined | Kind::Control => out.extend_from_slice(text.as_bytes()),
+            Kind::UserDefined | Kind::Control => self.algorithm.decode_literal(text, out),
         }
     }
 }
