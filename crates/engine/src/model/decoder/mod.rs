@@ -1,5 +1,6 @@
-//! A Llama-family decoder: everything but attention.
+//! A decoder-only transformer: everything but attention.
 //!
+//! One forward pass serves all architectures; what sets them apart is data, in [`ModelConfig`].
 //! [`Decoder`]'s forward pass runs a packed batch of tokens through all layers and hands Q, K and V of each
 //! layer to the caller's [`LayerAttention`]. The model knows nothing of requests, pages or caches;
 //! tokens of any number of requests may lie side by side, in any order, as long as the positions
@@ -9,6 +10,8 @@
 //! the rows beside it (see `linear.rs` for how far that holds to the bit).
 
 mod linear;
+#[cfg(test)]
+mod naive;
 mod ops;
 #[cfg(test)]
 mod tests;
@@ -19,11 +22,11 @@ use std::io::{Read, Seek};
 use attn_metadata::{HeadShape, LayerError, LayerParams};
 
 use super::ModelError;
-use super::config::ModelConfig;
+use super::config::{ModelConfig, WindowConfig};
 use super::gguf::GgufFile;
 use crate::lm::{ForwardError, LanguageModel, LayerAttention, Logits, ModelInput};
 use linear::Linear;
-use ops::{RopeTable, add, rms_norm, silu_mul};
+use ops::{RopeTable, activate_mul, add, rms_norm, rms_norm_in_place, scale, softcap};
 use weights::{Layer, Weights};
 
 /// Buffers that a forward pass reuses. Shapes are those of the last batch.
@@ -42,7 +45,10 @@ struct Scratch {
     up: Vec<f32>,
     /// `[T, hidden]`: what a block adds to the stream.
     delta: Vec<f32>,
+    /// Angles of the layers without a window.
     rope: RopeTable,
+    /// Angles of the layers with a window.
+    window_rope: RopeTable,
 }
 
 /// A model with its weights in memory.
@@ -67,10 +73,9 @@ impl Decoder {
         config: ModelConfig,
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<Self, ModelError> {
-        let attention = attention_layer(&config)?;
         let weights = Weights::load(file, &config, progress)?;
         // Only now is the number of layers known to be that of the file's tensors.
-        let attention = vec![attention; weights.layers.len()];
+        let attention = (0..weights.layers.len()).map(|idx| attention_layer(&config, idx)).collect::<Result<_, _>>()?;
         Ok(Self { config, attention, weights, scratch: Scratch::default() })
     }
 
@@ -90,14 +95,15 @@ impl Decoder {
         let Self { config, weights, scratch, .. } = self;
         scratch.embed(rows, &weights.embedding, config).map_err(product)?;
         scratch.rope.fill(input.positions, &weights.frequencies);
+        scratch.window_rope.fill(input.positions, &weights.window_frequencies);
         for (idx, layer) in weights.layers.iter().enumerate() {
-            scratch.attention_inputs(layer, config).map_err(product)?;
+            scratch.attention_inputs(layer, config, config.window_of(idx)).map_err(product)?;
             scratch.attended.resize(scratch.q.len(), 0.0);
             attention
                 .attend(idx, &scratch.q, &scratch.k, &scratch.v, &mut scratch.attended)
                 .map_err(|source| ForwardError::Attention { layer: idx, source })?;
             layer.o.forward(&scratch.attended, &mut scratch.delta).map_err(product)?;
-            add(&mut scratch.hidden, &scratch.delta);
+            scratch.add_delta(layer.post_attn_norm.as_deref(), config);
             scratch.mlp(layer, config).map_err(product)?;
         }
         let head = weights.head.as_ref().unwrap_or(&weights.embedding);
@@ -150,11 +156,16 @@ impl LanguageModel for Decoder {
 }
 
 /// The attention of one layer.
-fn attention_layer(config: &ModelConfig) -> Result<attn_metadata::Layer, LayerError> {
+fn attention_layer(config: &ModelConfig, idx: usize) -> Result<attn_metadata::Layer, LayerError> {
     // Sizes that no table could hold saturate, and are refused where tables are made.
     let narrow = |size: usize| u32::try_from(size).unwrap_or(u32::MAX);
     let heads = HeadShape::new(narrow(config.num_qo_heads), narrow(config.num_kv_heads), narrow(config.head_dim));
-    attn_metadata::Layer::new(LayerParams { sm_scale: config.sm_scale(), ..LayerParams::causal(heads) })
+    attn_metadata::Layer::new(LayerParams {
+        sm_scale: config.sm_scale,
+        window_left: config.window_of(idx).map(|window| narrow(window.num_tokens - 1)),
+        softcap: config.softcap,
+        ..LayerParams::causal(heads)
+    })
 }
 
 fn within(value: u32, limit: usize) -> bool {
@@ -169,18 +180,33 @@ impl Scratch {
         for (out, &row) in self.hidden.chunks_exact_mut(config.hidden_size).zip(rows) {
             embedding.copy_row(row, out)?;
         }
+        scale(&mut self.hidden, config.embedding_scale);
         Ok(())
     }
 
-    /// Norm, projections and RoPE: fills `q`, `k` and `v`.
-    fn attention_inputs(&mut self, layer: &Layer, config: &ModelConfig) -> candle_core::Result<()> {
+    /// Norms, projections and RoPE: fills `q`, `k` and `v`.
+    fn attention_inputs(
+        &mut self,
+        layer: &Layer,
+        config: &ModelConfig,
+        window: Option<&WindowConfig>,
+    ) -> candle_core::Result<()> {
         rms_norm(&self.hidden, &layer.attn_norm, config.rms_epsilon, &mut self.normed);
         layer.q.forward(&self.normed, &mut self.q)?;
         layer.k.forward(&self.normed, &mut self.k)?;
         layer.v.forward(&self.normed, &mut self.v)?;
-        let num_dims = config.rope.num_dims;
-        self.rope.rotate(&mut self.q, config.num_qo_heads, config.head_dim, num_dims);
-        self.rope.rotate(&mut self.k, config.num_kv_heads, config.head_dim, num_dims);
+        if let Some(norm) = &layer.q_norm {
+            rms_norm_in_place(&mut self.q, norm, config.rms_epsilon);
+        }
+        if let Some(norm) = &layer.k_norm {
+            rms_norm_in_place(&mut self.k, norm, config.rms_epsilon);
+        }
+        let (table, rope) = match window {
+            Some(window) => (&self.window_rope, &window.rope),
+            None => (&self.rope, &config.rope),
+        };
+        table.rotate(&mut self.q, config.num_qo_heads, config.head_dim, rope);
+        table.rotate(&mut self.k, config.num_kv_heads, config.head_dim, rope);
         Ok(())
     }
 
@@ -189,10 +215,18 @@ impl Scratch {
         rms_norm(&self.hidden, &layer.mlp_norm, config.rms_epsilon, &mut self.normed);
         layer.gate.forward(&self.normed, &mut self.gate)?;
         layer.up.forward(&self.normed, &mut self.up)?;
-        silu_mul(&mut self.gate, &self.up);
+        activate_mul(config.activation, &mut self.gate, &self.up);
         layer.down.forward(&self.gate, &mut self.delta)?;
-        add(&mut self.hidden, &self.delta);
+        self.add_delta(layer.post_mlp_norm.as_deref(), config);
         Ok(())
+    }
+
+    /// Adds what a block gave to the residual stream, normed where there is a norm for it.
+    fn add_delta(&mut self, norm: Option<&[f32]>, config: &ModelConfig) {
+        if let Some(norm) = norm {
+            rms_norm_in_place(&mut self.delta, norm, config.rms_epsilon);
+        }
+        add(&mut self.hidden, &self.delta);
     }
 
     /// Final norm and head, for the rows asked.
@@ -209,6 +243,9 @@ impl Scratch {
         rms_norm(&picked, norm, config.rms_epsilon, &mut self.normed);
         let mut logits = Vec::new();
         head.forward(&self.normed, &mut logits)?;
+        if let Some(cap) = config.logit_softcap {
+            softcap(&mut logits, cap);
+        }
         Ok(logits)
     }
 }
