@@ -65,14 +65,24 @@ pub enum TableError {
         /// Pages of the lease.
         pages: usize,
     },
+    /// A prefix is to replace pages that are not whole, or that the sequence does not have.
+    #[error("sequence {seq} has {whole_pages} whole pages, a prefix of {pages} pages cannot replace them")]
+    PrefixTooLong {
+        /// The sequence.
+        seq: SeqId,
+        /// Pages that its tokens fill.
+        whole_pages: usize,
+        /// Pages of the prefix.
+        pages: usize,
+    },
     /// The pool refused: exhausted, or the lease of another pool.
     #[error(transparent)]
     Pool(#[from] PoolError),
 }
 
-/// A lease that was not adopted. It is still held, by this error; [`AdoptError::into_lease`] gives it back.
+/// A lease that did not become a sequence's. It is still held, by this error; [`AdoptError::into_lease`] gives it back.
 #[derive(Debug, thiserror::Error)]
-#[error("the lease cannot become a sequence")]
+#[error("the lease cannot become a sequence's")]
 pub struct AdoptError {
     source: TableError,
     lease: Lease,

@@ -106,6 +106,32 @@ impl PageTable {
         Ok(self.sequences.insert(Sequence { lease, len, batch: 0 }))
     }
 
+    /// Moves a sequence to other pages with the same content: those of `prefix` take the place of its first ones, as
+    /// after an insert into a prefix cache that had some of them already. The lease of the replaced pages comes back:
+    /// drop it, or release it after a fence where work in flight may still read them.
+    ///
+    /// Tables that were built before name the replaced pages; build them again.
+    ///
+    /// # Errors
+    /// [`AdoptError`], which holds the lease: it is of another pool, the sequence is unknown
+    /// ([`TableError::UnknownSequence`]), or it has fewer whole pages than the lease has pages
+    /// ([`TableError::PrefixTooLong`]). Nothing was changed.
+    pub fn replace_prefix(&mut self, seq: SeqId, mut prefix: Lease) -> Result<Lease, AdoptError> {
+        if !self.pool.owns(&prefix) {
+            return Err(AdoptError::new(PoolError::ForeignLease.into(), prefix));
+        }
+        let page_size = self.pool.page_size().get() as usize;
+        let Some(sequence) = self.sequences.get_mut(seq) else {
+            return Err(AdoptError::new(TableError::UnknownSequence { seq }, prefix));
+        };
+        let (whole_pages, pages) = (sequence.len / page_size, prefix.len());
+        if pages > whole_pages {
+            return Err(AdoptError::new(TableError::PrefixTooLong { seq, whole_pages, pages }, prefix));
+        }
+        prefix.append_from(&mut sequence.lease, pages).expect("the sequence has at least the pages of the prefix");
+        Ok(std::mem::replace(&mut sequence.lease, prefix))
+    }
+
     /// Forgets a sequence and returns its pages at once.
     ///
     /// # Errors
@@ -146,7 +172,7 @@ impl PageTable {
         self.sequence(seq).map(|sequence| sequence.lease.pages())
     }
 
-    /// The lease of a sequence, to share a run of its pages with a prefix cache.
+    /// The lease of a sequence, to share its pages with a prefix cache.
     ///
     /// # Errors
     /// [`TableError::UnknownSequence`].

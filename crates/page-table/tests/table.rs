@@ -252,3 +252,34 @@ fn sums_and_lengths_end_at_i32_max() {
     assert_eq!(error, StepError::TableTooLarge { rows: 2, width: 1 << 30, max: i32::MAX as usize });
     assert!(many.rectangular(&[seq, seq], Some(usize::MAX)).is_err());
 }
+
+#[test]
+fn a_sequence_moves_to_a_shared_prefix_whole_or_not_at_all() {
+    let mut table = table(16, 4);
+    let (first, second) = (with_tokens(&mut table, 8), with_tokens(&mut table, 11));
+    let shared = table.lease(first).unwrap().share_all();
+    let replaced = table.replace_prefix(second, shared).unwrap();
+    assert_eq!((ids(&table, second), table.len(second)), (vec![0, 1, 4], Ok(11)));
+    assert_eq!(replaced.pages().iter().map(|page| page.raw()).collect::<Vec<_>>(), [2, 3]);
+    let fence = ManualFence::new();
+    replaced.release_after(fence.clone());
+    assert_eq!(table.pool().counts().fenced, 2);
+    fence.pass();
+    table.pool().reap();
+    assert_eq!(table.audit().unwrap().pool.counts.free, 13);
+
+    // The last page of `second` is not whole, so it is not to be replaced.
+    let too_long = table.lease(second).unwrap().share_all();
+    let error = table.replace_prefix(second, too_long).unwrap_err();
+    assert_eq!(*error.reason(), TableError::PrefixTooLong { seq: second, whole_pages: 2, pages: 3 });
+    drop(error);
+    let foreign = PagePool::new(4, PageSize::new(4).unwrap()).unwrap().lease(1).unwrap();
+    let error = table.replace_prefix(second, foreign).unwrap_err();
+    assert_eq!(*error.reason(), TableError::Pool(PoolError::ForeignLease));
+    assert_eq!(error.into_lease().len(), 1);
+    table.release(first).unwrap();
+    let lease = table.lease(second).unwrap().share(0..1).unwrap();
+    let error = table.replace_prefix(first, lease).unwrap_err();
+    assert_eq!(*error.reason(), TableError::UnknownSequence { seq: first });
+    assert_eq!(ids(&table, second), [0, 1, 4]);
+}

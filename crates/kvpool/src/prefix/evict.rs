@@ -123,9 +123,12 @@ impl PrefixCache {
     /// Makes candidates of the pages that became idle.
     pub(crate) fn drain_idle(&mut self) {
         let mut drained = std::mem::take(&mut self.victims.drained);
-        if let Some(idle) = &mut self.pool.shared.state.lock().idle {
+        let mut state = self.pool.shared.state.lock();
+        state.reap();
+        if let Some(idle) = &mut state.idle {
             idle.drain_into(&mut drained);
         }
+        drop(state);
         for page in drained.drain(..) {
             let Some(node) = self.tree.owner(page) else { continue };
             self.enqueue(node);
