@@ -1,5 +1,5 @@
-//! The backend against attention in f64 straight from the formula, and the relations that hold bit for bit.
-//! The formula here is this file's own: nothing is shared with the oracle, nor with the kernels.
+//! One attention problem: cache, batch, queries; how to run it, and the answer in `f64` straight from the formula.
+//! The formula here is these tests' own: nothing is shared with the oracle, nor with the kernels.
 
 use std::sync::Arc;
 
@@ -9,32 +9,31 @@ use attn_metadata::{
 };
 use half::{bf16, f16};
 use kvpool::{
-    Dtype, HostKv, HostTensor, HostTensorMut, KvFormat, KvLayout, KvScales, KvShape, KvSliceMut, PageId, PageSize,
-    Slot, f32_to_fp8_e4m3,
+    Dtype, HostKv, HostTensor, HostTensorMut, KvFormat, KvLayout, KvShape, KvSliceMut, PageSize, Slot, f32_to_fp8_e4m3,
 };
 
-use super::{CpuBackend, Isa};
+use crate::cpu::{CpuBackend, Isa};
 
 /// One problem; a failing case prints as a line that can be pasted back.
 #[derive(Clone, Debug)]
-struct Case {
+pub(super) struct Case {
     /// (q_len, kv_len) of each request.
-    requests: Vec<(usize, usize)>,
-    heads: HeadShape,
-    page_size: u32,
-    layout: KvLayout,
-    interleaved: bool,
-    format: KvFormat,
-    causal: bool,
-    window: Option<u32>,
-    softcap: Option<f32>,
-    sinks: bool,
-    alibi: bool,
-    custom: bool,
-    padding_rows: usize,
+    pub(super) requests: Vec<(usize, usize)>,
+    pub(super) heads: HeadShape,
+    pub(super) page_size: u32,
+    pub(super) layout: KvLayout,
+    pub(super) interleaved: bool,
+    pub(super) format: KvFormat,
+    pub(super) causal: bool,
+    pub(super) window: Option<u32>,
+    pub(super) softcap: Option<f32>,
+    pub(super) sinks: bool,
+    pub(super) alibi: bool,
+    pub(super) custom: bool,
+    pub(super) padding_rows: usize,
 }
 
-fn case(requests: &[(usize, usize)]) -> Case {
+pub(super) fn case(requests: &[(usize, usize)]) -> Case {
     Case {
         requests: requests.to_vec(),
         heads: HeadShape::new(4, 2, 32),
@@ -52,7 +51,7 @@ fn case(requests: &[(usize, usize)]) -> Case {
     }
 }
 
-struct Rng(u64);
+pub(super) struct Rng(pub(super) u64);
 
 impl Rng {
     fn bits(&mut self) -> u64 {
@@ -62,7 +61,7 @@ impl Rng {
         self.0
     }
 
-    fn float(&mut self) -> f32 {
+    pub(super) fn float(&mut self) -> f32 {
         #[allow(clippy::cast_precision_loss)]
         let unit = (self.bits() >> 40) as f32 / (1u64 << 24) as f32;
         unit * 4.0 - 2.0
@@ -70,18 +69,18 @@ impl Rng {
 }
 
 /// Everything that a call needs.
-struct Problem {
-    case: Case,
-    layer: Layer,
-    cache: HostKv,
-    batch: Batch,
-    q: Vec<f32>,
+pub(super) struct Problem {
+    pub(super) case: Case,
+    pub(super) layer: Layer,
+    pub(super) cache: HostKv,
+    pub(super) batch: Batch,
+    pub(super) q: Vec<f32>,
 }
 
 const NAN_CODE: u8 = 0x7F;
 
 impl Problem {
-    fn new(case: &Case) -> Problem {
+    pub(super) fn new(case: &Case) -> Problem {
         let mut rng = Rng(0x9E37_79B9_7F4A_7C15);
         let Case { heads, page_size, .. } = *case;
         let page_size = PageSize::new(page_size).unwrap();
@@ -117,7 +116,7 @@ impl Problem {
         Problem { case: case.clone(), layer: Layer::new(params).unwrap(), cache, batch, q }
     }
 
-    fn run(&self, isa: Isa, threads: usize) -> (Vec<f32>, Vec<f32>) {
+    pub(super) fn run(&self, isa: Isa, threads: usize) -> (Vec<f32>, Vec<f32>) {
         let rows = self.batch.num_rows() as usize;
         let heads = self.case.heads;
         let model =
@@ -183,7 +182,7 @@ impl Problem {
         (out.collect(), max + sum.ln())
     }
 
-    fn check(&self, isa: Isa, (out, lse): &(Vec<f32>, Vec<f32>)) {
+    pub(super) fn check(&self, isa: Isa, (out, lse): &(Vec<f32>, Vec<f32>)) {
         let heads = self.case.heads;
         let vo = heads.head_dim_vo as usize;
         for (request, r) in self.batch.requests().iter().enumerate() {
@@ -265,196 +264,11 @@ fn fill(cache: &mut HostKv, batch: &Batch, rng: &mut Rng) {
     }
 }
 
-fn set(cache: &mut HostKv, at: usize, x: f32) {
+pub(super) fn set(cache: &mut HostKv, at: usize, x: f32) {
     match cache.buffer_mut() {
         KvSliceMut::F32(data) => data[at] = x,
         KvSliceMut::F16(data) => data[at] = f16::from_f32(x),
         KvSliceMut::Bf16(data) => data[at] = bf16::from_f32(x),
         KvSliceMut::Fp8E4m3(data) => data[at] = f32_to_fp8_e4m3(x),
-    }
-}
-
-fn check(case: &Case) {
-    let problem = Problem::new(case);
-    for isa in Isa::available() {
-        let got = problem.run(isa, 2);
-        problem.check(isa, &got);
-        assert!(bits(&got) == bits(&problem.run(isa, 1)), "{isa:?}: two threads and one differ for {case:?}");
-    }
-}
-
-fn bits((out, lse): &(Vec<f32>, Vec<f32>)) -> (Vec<u32>, Vec<u32>) {
-    (out.iter().map(|x| x.to_bits()).collect(), lse.iter().map(|x| x.to_bits()).collect())
-}
-
-fn fp8() -> KvFormat {
-    KvFormat::Fp8E4m3(KvScales::new(0.5, 2.0).unwrap())
-}
-
-#[test]
-fn lengths_around_tiles_and_chunks() {
-    for kv in [1, 15, 127, 128, 129, 255, 257, 1023, 1025, 2100] {
-        check(&case(&[(1, kv), (3, kv), (kv.min(40), kv)]));
-    }
-    check(&Case { padding_rows: 3, ..case(&[(0, 0), (2, 0), (5, 3), (1, 1), (0, 9), (150, 300)]) });
-    check(&case(&[]));
-    check(&case(&[(400, 400), (130, 1200)]));
-}
-
-#[test]
-fn all_masks_and_score_rules() {
-    let requests = [(1, 300), (70, 200), (7, 1100), (9, 4), (2, 0)];
-    for causal in [true, false] {
-        for window in [None, Some(0), Some(5), Some(128), Some(500)] {
-            check(&Case { causal, window, ..case(&requests) });
-            check(&Case { causal, window, custom: true, sinks: true, ..case(&requests) });
-        }
-        check(&Case { causal, alibi: true, softcap: Some(3.0), ..case(&requests) });
-        check(&Case {
-            causal,
-            alibi: true,
-            softcap: Some(0.5),
-            sinks: true,
-            custom: true,
-            window: Some(60),
-            ..case(&requests)
-        });
-    }
-}
-
-#[test]
-fn head_widths_groups_and_pages() {
-    for (qk, vo) in [(1, 3), (8, 8), (24, 40), (80, 80), (128, 128), (192, 128), (576, 512), (640, 8)] {
-        let heads = HeadShape { num_qo_heads: 6, num_kv_heads: 2, head_dim_qk: qk, head_dim_vo: vo };
-        check(&Case { heads, ..case(&[(1, 140), (20, 33)]) });
-    }
-    for group in [1, 2, 3, 5, 6, 7, 8, 9, 13, 16, 17, 600] {
-        let heads = HeadShape { num_qo_heads: group * 2, num_kv_heads: 2, head_dim_qk: 16, head_dim_vo: 24 };
-        check(&Case { heads, ..case(&[(1, 70), (2, 1100), (11, 20)]) });
-    }
-    for page_size in [1, 2, 3, 61, 64, 257] {
-        check(&Case { page_size, layout: KvLayout::Hnd, ..case(&[(1, 200), (66, 130)]) });
-    }
-}
-
-#[test]
-fn all_formats_and_layouts() {
-    for format in [KvFormat::F32, KvFormat::F16, KvFormat::Bf16, fp8()] {
-        for layout in [KvLayout::Nhd, KvLayout::Hnd] {
-            for interleaved in [false, true] {
-                let heads = HeadShape { num_qo_heads: 4, num_kv_heads: 2, head_dim_qk: 40, head_dim_vo: 24 };
-                check(&Case { format, layout, interleaved, heads, page_size: 5, ..case(&[(1, 77), (33, 60)]) });
-            }
-        }
-    }
-}
-
-/// The rows of one request, alone.
-fn alone(problem: &Problem, isa: Isa, request: usize) -> (Vec<f32>, Vec<f32>) {
-    let r = problem.batch.requests()[request];
-    let pages = problem.batch.pages(&r).to_vec();
-    let narrow = |x: usize| i32::try_from(x).unwrap();
-    let raw = RawBatch {
-        num_rows: r.q_len as usize,
-        qo_indptr: &[0, i32::try_from(r.q_len).unwrap()],
-        kv_indptr: &[0, narrow(pages.len())],
-        kv_indices: &pages,
-        kv_last_page_len: &[i32::try_from((r.kv_len - 1) % problem.case.page_size + 1).unwrap()],
-        slot_mapping: None,
-        custom_mask: None,
-    };
-    let width = (problem.case.heads.num_qo_heads * problem.case.heads.head_dim_qk) as usize;
-    let q = problem.q[r.q_start as usize * width..][..r.q_len as usize * width].to_vec();
-    let batch = Batch::from_raw(problem.batch.pool(), &raw).unwrap();
-    Problem { case: problem.case.clone(), layer: problem.layer.clone(), cache: problem.cache.clone(), batch, q }
-        .run(isa, 1)
-}
-
-#[test]
-fn a_request_alone_has_the_bits_that_it_has_in_a_batch() {
-    let problem = Problem::new(&Case { window: Some(700), sinks: true, ..case(&[(1, 1500), (37, 1300), (150, 150)]) });
-    let heads = problem.case.heads;
-    for isa in Isa::available() {
-        let (out, lse) = problem.run(isa, 3);
-        for (request, r) in problem.batch.requests().iter().enumerate() {
-            let range = |width: u32| (r.q_start * width) as usize..((r.q_start + r.q_len) * width) as usize;
-            let mine =
-                (out[range(heads.num_qo_heads * heads.head_dim_vo)].to_vec(), lse[range(heads.num_qo_heads)].to_vec());
-            assert!(bits(&mine) == bits(&alone(&problem, isa, request)), "{isa:?}, request {request}");
-        }
-    }
-}
-
-#[test]
-fn a_token_decoded_has_the_bits_that_it_had_when_prefilled() {
-    let heads = HeadShape { num_qo_heads: 6, num_kv_heads: 2, head_dim_qk: 24, head_dim_vo: 16 };
-    for (window, alibi) in [(None, false), (Some(300), true)] {
-        let whole = Problem::new(&Case { heads, window, alibi, softcap: Some(9.0), ..case(&[(1400, 1400)]) });
-        let width = (heads.num_qo_heads * heads.head_dim_vo) as usize;
-        for isa in Isa::available() {
-            let (out, lse) = whole.run(isa, 2);
-            for (kv_len, q_len) in
-                [(1, 1), (128, 1), (129, 2), (1024, 1), (1025, 7), (1400, 1), (1400, 17), (1300, 300)]
-            {
-                let part = prefix(&whole, kv_len, q_len);
-                let rows = kv_len - q_len..kv_len;
-                let expected = (
-                    out[rows.start * width..rows.end * width].to_vec(),
-                    lse[rows.start * heads.num_qo_heads as usize..rows.end * heads.num_qo_heads as usize].to_vec(),
-                );
-                assert!(bits(&part.run(isa, 2)) == bits(&expected), "{isa:?}, {q_len} of {kv_len} tokens");
-            }
-        }
-    }
-}
-
-/// The last `q_len` of the first `kv_len` tokens of a problem of one request.
-fn prefix(whole: &Problem, kv_len: usize, q_len: usize) -> Problem {
-    let page_size = whole.batch.page_size();
-    let narrow = |x: usize| i32::try_from(x).unwrap();
-    let pages = &whole.batch.kv_indices()[..page_size.pages_for(kv_len)];
-    let raw = RawBatch {
-        num_rows: q_len,
-        qo_indptr: &[0, narrow(q_len)],
-        kv_indptr: &[0, narrow(pages.len())],
-        kv_indices: pages,
-        kv_last_page_len: &[narrow(page_size.last_page_len(kv_len) as usize)],
-        slot_mapping: None,
-        custom_mask: None,
-    };
-    let width = (whole.case.heads.num_qo_heads * whole.case.heads.head_dim_qk) as usize;
-    let batch = Batch::from_raw(whole.batch.pool(), &raw).unwrap();
-    let q = whole.q[(kv_len - q_len) * width..kv_len * width].to_vec();
-    Problem { case: whole.case.clone(), layer: whole.layer.clone(), cache: whole.cache.clone(), batch, q }
-}
-
-#[test]
-fn a_key_that_a_row_does_not_see_cannot_change_it() {
-    for custom in [false, true] {
-        let case = Case { window: Some(40), custom, ..case(&[(50, 260)]) };
-        let mut problem = Problem::new(&case);
-        let before: Vec<_> = Isa::available().map(|isa| problem.run(isa, 2)).collect();
-        let r = problem.batch.requests()[0];
-        // Poison one key; rows that do not see it must keep their bits.
-        let key = 230;
-        let page: PageId = problem.batch.page_of(&r, key);
-        for layout in [problem.cache.k().layout, problem.cache.v().layout] {
-            for head in 0..2 {
-                let start = layout.element(page, key % case.page_size, head);
-                (start..start + layout.head_dim).for_each(|at| set(&mut problem.cache, at, f32::NAN));
-            }
-        }
-        for (isa, (old, _)) in Isa::available().zip(before) {
-            let (new, _) = problem.run(isa, 2);
-            for row in 0..r.q_len {
-                let distance = i64::from(key) - r.position(row);
-                let sees = (-40..=0).contains(&distance)
-                    && problem.batch.custom_mask().is_none_or(|m| m.is_visible(&r, row, key));
-                let range = row as usize * 128..(row as usize + 1) * 128;
-                let kept = new[range.clone()].iter().zip(&old[range.clone()]).all(|(a, b)| a.to_bits() == b.to_bits());
-                assert_eq!(kept, !sees, "{isa:?}, row {row}, custom {custom}");
-                assert_eq!(new[range].iter().any(|x| x.is_nan()), sees, "{isa:?}, row {row}, custom {custom}");
-            }
-        }
     }
 }
