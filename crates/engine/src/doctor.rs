@@ -133,6 +133,12 @@ pub fn available_memory_bytes() -> u64 {
     memory_field("MemAvailable").unwrap_or(u64::MAX)
 }
 
+/// Processes that wanted to run in the last minute, on average; `None` where the system does not say.
+#[must_use]
+pub fn load_average() -> Option<f64> {
+    fs::read_to_string("/proc/loadavg").ok()?.split_whitespace().next()?.parse().ok()
+}
+
 /// The processor's name.
 #[must_use]
 pub fn cpu_model() -> String {

@@ -102,7 +102,7 @@ fn text(size: i32, color: &RGBColor, horizontal: HPos) -> TextStyle<'_> {
 #[expect(clippy::cast_possible_truncation, reason = "pixels of a chart that is about a thousand wide")]
 fn draw_bars(area: &Area<'_>, ratios: &[&Ratio]) -> Result<(), Box<dyn std::error::Error>> {
     let title = "time of the peer / our time (above 1: we are faster)";
-    area.draw_text(title, &text(16, &BLACK, HPos::Left), (20, 24))?;
+    area.draw_text(title, &text(19, &BLACK, HPos::Left), (20, 24))?;
     let max = ratios.iter().map(|r| r.ratio).fold(1.0, f64::max);
     let room = f64::from(WIDTH.cast_signed() - LABEL_WIDTH - 90);
     let x = |ratio: f64| LABEL_WIDTH + (ratio / max * room) as i32;
@@ -114,9 +114,9 @@ fn draw_bars(area: &Area<'_>, ratios: &[&Ratio]) -> Result<(), Box<dyn std::erro
         area.draw(&Rectangle::new(corners, color.filled()))?;
         let middle = top + step / 2;
         let label = format!("{} / {}", ratio.workload, ratio.peer);
-        area.draw_text(&label, &text(12, &BLACK, HPos::Right), (LABEL_WIDTH - 8, middle))?;
+        area.draw_text(&label, &text(15, &BLACK, HPos::Right), (LABEL_WIDTH - 8, middle))?;
         let value = format!("{:.2}", ratio.ratio);
-        area.draw_text(&value, &text(13, &BLACK, HPos::Left), (x(ratio.ratio) + 6, middle))?;
+        area.draw_text(&value, &text(16, &BLACK, HPos::Left), (x(ratio.ratio) + 6, middle))?;
         top += step;
     }
     area.draw(&PathElement::new([(x(1.0), 42), (x(1.0), bottom)], BLACK.stroke_width(1)))?;
@@ -139,16 +139,19 @@ fn draw_roof(
     let top = ceilings.and_then(|c| c.matmul_tflops).map(|tflops| tflops * 1e3);
     let (x, y) = (bounds(&|point| point.flop_per_byte, None), bounds(&|point| point.gflops, top));
     let mut chart = ChartBuilder::on(area)
-        .caption("rate over arithmetic intensity; the line is the machine's roof", ("sans-serif", 16))
+        .caption("rate over arithmetic intensity; the line is the machine's roof", ("sans-serif", 19))
         .margin(20)
         .x_label_area_size(44)
         .y_label_area_size(84)
-        .build_cartesian_2d(x.clone().log_scale(), y.log_scale())?;
-    chart.configure_mesh().x_desc("FLOP per byte").y_desc("GFLOP/s").label_style(("sans-serif", 13)).draw()?;
+        .build_cartesian_2d(x.clone().log_scale(), y.clone().log_scale())?;
+    chart.configure_mesh().x_desc("FLOP per byte").y_desc("GFLOP/s").label_style(("sans-serif", 15)).draw()?;
     if let Some(ceilings) = ceilings {
-        let roof = |x: f64| (x * ceilings.read_gbs).min(top.unwrap_or(f64::INFINITY));
-        let steps = (0..=200).map(|i| x.start * (x.end / x.start).powf(f64::from(i) / 200.0));
-        chart.draw_series(LineSeries::new(steps.map(|x| (x, roof(x))), BLACK.stroke_width(2)))?;
+        // Straight lines on these axes: up to the ridge, then flat; no further than the chart where there is no top.
+        let highest = top.unwrap_or(y.end);
+        let ridge = (highest / ceilings.read_gbs).clamp(x.start, x.end);
+        let end = if top.is_some() { x.end } else { ridge };
+        let line = [x.start, ridge, end].map(|x| (x, (x * ceilings.read_gbs).min(highest)));
+        chart.draw_series(LineSeries::new(line, BLACK.stroke_width(2)))?;
     }
     for (index, system) in systems.iter().enumerate() {
         let color = COLORS[index % COLORS.len()];
@@ -158,7 +161,7 @@ fn draw_roof(
         chart.draw_series(dots)?.label(*system).legend(legend);
     }
     let mut labels = chart.configure_series_labels();
-    let labels = labels.position(SeriesLabelPosition::LowerRight).border_style(BLACK).label_font(("sans-serif", 13));
+    let labels = labels.position(SeriesLabelPosition::LowerRight).border_style(BLACK).label_font(("sans-serif", 15));
     labels.background_style(WHITE.mix(0.8)).draw()?;
     Ok(())
 }

@@ -27,7 +27,7 @@ pub struct Results {
 }
 
 /// Where a run took place.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Environment {
     /// The processor.
     pub cpu: String,
@@ -39,6 +39,9 @@ pub struct Environment {
     pub build: String,
     /// Rounds that the medians are over.
     pub rounds: usize,
+    /// Processes that wanted to run in the minute before, ours not among them; absent where the system does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub load_before: Option<f64>,
 }
 
 /// One workload on one system.

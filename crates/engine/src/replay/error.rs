@@ -147,8 +147,10 @@ pub enum ReplayError {
         /// The file name.
         name: String,
     },
-    /// The result is larger than memory, as where values are much wider than queries.
-    #[error("the result needs {needed_mib} MiB, {available_mib} MiB are free: give fewer rows")]
+    /// Result and partial states are larger than memory, as where a table names one page again and again.
+    #[error(
+        "the result and its partial states need {needed_mib} MiB, {available_mib} MiB are free: give fewer rows or less KV"
+    )]
     Memory {
         /// What it needs.
         needed_mib: u64,

@@ -70,12 +70,15 @@ pub fn claim_names(files: &[PathBuf], out_dir: &Path) -> Vec<Result<PathBuf, Rep
 pub fn replay(file: &Path, result: &Path, options: &ReplayOptions) -> Result<Replayed, ReplayError> {
     let ReplayFile { mut problem, fp8_as_u8 } = file::read(file)?;
     let (mut backend, selection) = create_backend(&options.choice, &problem.config(options.device))?;
-    check_memory(&problem)?;
-    let mut outcome = problem.outcome();
     let started = Instant::now();
     let step = backend.prepare_metadata(&problem.batch)?;
+    let planned = started.elapsed();
+    let plan = backend.explain(&step)?;
+    check_memory(&problem, plan.groups.iter().map(|group| group.workspace_bytes).sum())?;
+    let mut outcome = problem.outcome();
+    let started = Instant::now();
     problem.forward(backend.as_mut(), &step, &mut outcome)?;
-    let elapsed = started.elapsed();
+    let elapsed = planned + started.elapsed();
     let cache = options.cache_out.then_some(&problem.cache);
     let bytes = result_bytes(&outcome, cache, fp8_as_u8).map_err(ReplayError::Pack)?;
     write_whole(result, &bytes)?;
@@ -83,12 +86,13 @@ pub fn replay(file: &Path, result: &Path, options: &ReplayOptions) -> Result<Rep
     Ok(Replayed { result: result.to_owned(), selection, num_requests, num_rows: problem.batch.num_rows(), elapsed })
 }
 
-/// The result must fit into memory, or the process would be stopped.
-fn check_memory(problem: &Problem) -> Result<(), ReplayError> {
+/// The result and the partial states must fit into memory, or the process would be stopped.
+fn check_memory(problem: &Problem, workspace_bytes: u64) -> Result<(), ReplayError> {
     let [rows, num_qo_heads, _] = problem.q.shape();
     let vector_bytes = problem.layer.heads().head_dim_vo as usize * problem.q.dtype().size_bytes() + size_of::<Lse>();
     // The result is in memory twice: as tensors and as a file.
-    let needed = [rows, num_qo_heads, vector_bytes, 2].iter().fold(1u64, |bytes, &n| bytes.saturating_mul(n as u64));
+    let result = [rows, num_qo_heads, vector_bytes, 2].iter().fold(1u64, |bytes, &n| bytes.saturating_mul(n as u64));
+    let needed = result.saturating_add(workspace_bytes);
     let available = doctor::available_memory_bytes();
     if needed > available {
         return Err(ReplayError::Memory { needed_mib: needed >> 20, available_mib: available >> 20 });

@@ -254,28 +254,40 @@ fn what_is_no_safetensors_file_is_refused() {
     }
 }
 
-/// A small file can ask for a result that no memory holds.
+/// A small file can ask for more than any memory holds: values far wider than queries, or one page again and again.
 #[test]
-fn a_result_larger_than_memory_is_refused() {
-    let trial = Trial::new("memory");
+fn what_no_memory_holds_is_refused() {
+    let dir = fresh_dir("memory");
     let zeros =
         |shape: &[usize]| Tensor { dtype: Dtype::F32, shape: shape.to_vec(), bytes: Vec::new() }.reshaped(shape);
-    let rows = 1 << 20;
-    let file = File::good()
-        .without(&["k", "v", "slot_mapping", "custom_mask", "sinks", "alibi_slopes"])
-        .with("q", zeros(&[rows, 1, 1]))
-        .with("k_cache", zeros(&[1, 1, 1, 1]))
-        .with("v_cache", zeros(&[1, 1, 1, 1 << 20]))
-        .with("qo_indptr", Tensor::i32(&[0, 1 << 20]))
-        .with("kv_indptr", Tensor::i32(&[0, 1]))
-        .with("kv_indices", Tensor::i32(&[0]))
-        .with("kv_last_page_len", Tensor::i32(&[1]))
-        .with_params(&[("head_dim_vo", None), ("window_left", None)]);
-    let path = trial.dir.join("problem.safetensors");
-    fs::write(&path, file.bytes()).unwrap();
-    let out = trial.dir.join("out");
-    let args = ["replay".as_ref(), path.as_path(), "--out-dir".as_ref(), &out, "--attention-backend=oracle".as_ref()];
-    assert!(refused(&attn(&args), 2, 1)[0].contains("MiB"));
+    let problem = |q: [usize; 3], page_size: usize, width: usize, pages: i32| {
+        File::good()
+            .without(&["k", "v", "slot_mapping", "custom_mask", "sinks", "alibi_slopes"])
+            .with("q", zeros(&q))
+            .with("k_cache", zeros(&[1, page_size, 1, 1]))
+            .with("v_cache", zeros(&[1, page_size, 1, width]))
+            .with("qo_indptr", Tensor::i32(&[0, i32::try_from(q[0]).unwrap()]))
+            .with("kv_indptr", Tensor::i32(&[0, pages]))
+            .with("kv_indices", Tensor::i32(&vec![0; usize::try_from(pages).unwrap()]))
+            .with("kv_last_page_len", Tensor::i32(&[1]))
+            .with_params(&[("head_dim_vo", None), ("window_left", None)])
+    };
+    for (file, backend) in
+        [(problem([1 << 20, 1, 1], 1, 1 << 20, 1), "oracle"), (problem([1, 256, 1], 2047, 640, 1 << 20), "cpu")]
+    {
+        let path = dir.join("problem.safetensors");
+        fs::write(&path, file.bytes()).unwrap();
+        let out = dir.join("out");
+        let args = [
+            "replay".as_ref(),
+            path.as_path(),
+            "--out-dir".as_ref(),
+            &out,
+            "--attention-backend".as_ref(),
+            backend.as_ref(),
+        ];
+        assert!(refused(&attn(&args), 2, 1)[0].contains("MiB"), "{backend}");
+    }
 }
 
 /// Flipping any one byte gives an error in one line or a result, never a crash.

@@ -24,6 +24,9 @@ const PLAN_REPS: usize = 201;
 /// Errors above this mean a wrong result, whatever the dtype.
 const MAX_REL_ERR: f64 = 0.06;
 
+/// A machine with more load than this, before we begin, is not idle.
+const MAX_LOAD: f64 = 1.0;
+
 /// Options of `bench`.
 #[derive(Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("what").required(true).args(["cpu", "workloads", "plot"]))]
@@ -136,6 +139,7 @@ fn record_all(workloads: &[Workload], dir: &Path) -> Result<Outcome> {
 }
 
 fn measure(args: &Args, workloads: &[Workload]) -> Result<Results> {
+    let load_before = doctor::load_average();
     let spinner = output::spinner();
     spinner.set_message("measuring the machine's ceilings");
     let options = CpuOptions {
@@ -166,6 +170,7 @@ fn measure(args: &Args, workloads: &[Workload]) -> Result<Results> {
         threads: args.threads,
         build: doctor::build_profile().to_owned(),
         rounds: args.rounds,
+        load_before,
     });
     Ok(results)
 }
@@ -186,37 +191,45 @@ fn draw(results: &Path, out: &Path) -> Result<Outcome> {
 
 /// The results for people.
 fn shown(results: &Results) -> String {
+    let on_terminal = output::is_terminal();
+    let tables = [Some(rows(results)), ratios(results), planner(results)];
+    let tables = tables.into_iter().flatten().map(|table| table.to_text(on_terminal));
+    [heading(results)].into_iter().chain(tables).collect::<Vec<_>>().join("\n")
+}
+
+fn heading(results: &Results) -> String {
     let mut text = String::new();
     if let Some(e) = &results.environment {
-        text.push_str(&format!(
-            "{}, {}, {} threads, {} rounds, {} build\n",
-            e.cpu, e.isa, e.threads, e.rounds, e.build
-        ));
+        let facts = [e.cpu.clone(), e.isa.clone(), format!("{} threads", e.threads), format!("{} rounds", e.rounds)];
+        text.push_str(&format!("{}, {} build\n", facts.join(", "), e.build));
+        if let Some(load) = e.load_before.filter(|&load| load > MAX_LOAD) {
+            text.push_str(&format!("the machine was busy before (load {load:.1}): times say little, run it again\n"));
+        }
     }
     if let Some(Ceilings { read_gbs, matmul_tflops }) = results.ceilings {
         let gemm = matmul_tflops.map_or("not measured in this build".to_owned(), |t| format!("{:.1} GFLOP/s", t * 1e3));
         text.push_str(&format!("ceilings: memory read {read_gbs:.1} GB/s, f32 matrix product {gemm}\n"));
     }
-    let on_terminal = output::is_terminal();
-    text.push_str(&rows(results).to_text(on_terminal));
-    if !results.ratios.is_empty() {
-        let mut table = Table::new(&["workload", "peer", "peer's time / ours", "rounds"]);
-        for ratio in &results.ratios {
-            let rounds: Vec<String> = ratio.rounds.iter().map(|x| format!("{x:.2}")).collect();
-            let cells = [ratio.workload.clone(), ratio.peer.clone(), format!("{:.3}", ratio.ratio), rounds.join(" ")];
-            table.push(cells.to_vec());
-        }
-        text.push_str(&table.to_text(on_terminal));
-    }
-    if !results.planner.is_empty() {
-        let mut table = Table::new(&["planner: requests", "kv_len", "fill and check us", "plan us", "both us"]);
-        for row in &results.planner {
-            let times = [row.set_us, row.prepare_us, row.total_us].map(|us| format!("{us:.1}"));
-            table.push([row.num_requests.to_string(), row.kv_len.to_string()].into_iter().chain(times).collect());
-        }
-        text.push_str(&table.to_text(on_terminal));
-    }
     text
+}
+
+fn ratios(results: &Results) -> Option<Table> {
+    let mut table = Table::new(&["workload", "peer", "peer's time / ours", "rounds"]);
+    for ratio in &results.ratios {
+        let rounds: Vec<String> = ratio.rounds.iter().map(|x| format!("{x:.2}")).collect();
+        let cells = [ratio.workload.clone(), ratio.peer.clone(), format!("{:.3}", ratio.ratio), rounds.join(" ")];
+        table.push(cells.to_vec());
+    }
+    (!results.ratios.is_empty()).then_some(table)
+}
+
+fn planner(results: &Results) -> Option<Table> {
+    let mut table = Table::new(&["planner: requests", "kv_len", "fill and check us", "plan us", "both us"]);
+    for row in &results.planner {
+        let times = [row.set_us, row.prepare_us, row.total_us].map(|us| format!("{us:.1}"));
+        table.push([row.num_requests.to_string(), row.kv_len.to_string()].into_iter().chain(times).collect());
+    }
+    (!results.planner.is_empty()).then_some(table)
 }
 
 fn rows(results: &Results) -> Table {
