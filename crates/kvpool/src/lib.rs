@@ -1,8 +1,10 @@
 //! Pages for the KV cache of an LLM inference engine.
 //!
-//! The crate answers five questions and nothing else:
+//! The crate answers six questions and nothing else:
 //!
 //! * *Who may use a page?* [`PagePool`] leases, [`Lease`] returns when dropped, [`Fence`] delays that.
+//! * *Who computed this before?* [`PrefixCache`] matches a request's tokens with pages that hold their KV already,
+//!   takes in the pages of sequences, and evicts; [`TieredCache`] keeps what was evicted in host memory.
 //! * *Which page, which slot?* [`PageId`], [`PageSize`], [`Slot`].
 //! * *What do the bytes look like?* [`KvFormat`] (dtype and scales together), [`KvShape`],
 //!   [`KvPlaneLayout`] (strides are the truth), the FP8 conversions, the views [`HostTensor`] and
@@ -13,6 +15,9 @@
 //! A [`Lease`] is not `Clone`; sharing counts holders, and a page that others hold is copied before it is written
 //! ([`Lease::make_private`]). Exhaustion is an error with the needed number of pages in it and leaves all as it was.
 //! [`PagePool::audit`] recomputes the accounting from the structure; [`FailurePlan`] makes the Nth lease fail.
+//!
+//! In the prefix cache a lease is the lock: a page that anybody but the cache holds is not evicted, and
+//! `free + evictable + locked + fenced` are all pages. Keys are compared token by token; hashes only find candidates.
 //!
 //! It knows nothing of requests, scheduling, attention or devices.
 //!

@@ -148,3 +148,56 @@ fn require_node(id: NodeId, holds: bool, rule: &'static str) -> Result<(), Prefi
 fn require_count(what: &'static str, recorded: usize, found: usize) -> Result<(), PrefixAuditError> {
     if recorded == found { Ok(()) } else { Err(PrefixAuditError::Count { what, recorded, found }) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::PageSize;
+    use crate::pool::PagePool;
+    use crate::prefix::config::PrefixConfig;
+    use crate::prefix::key::{PageHash, PrefixKey};
+
+    /// Two runs of two pages below one of one page, all idle.
+    fn sound() -> PrefixCache {
+        let pool = PagePool::new(8, PageSize::new(2).unwrap()).unwrap();
+        let mut cache = PrefixCache::new(pool, PrefixConfig::default()).unwrap();
+        for tokens in [[1, 1, 2, 2, 3, 3], [1, 1, 4, 4, 5, 5]] {
+            let lease = cache.lease(3).unwrap();
+            drop(cache.insert(&PrefixKey::new(&tokens), &lease).unwrap());
+        }
+        cache.drain_idle();
+        cache
+    }
+
+    fn broken(damage: impl FnOnce(&mut PrefixCache, NodeId)) -> String {
+        let mut cache = sound();
+        cache.audit().unwrap();
+        let leaf = cache.tree.nodes().find(|(_, node)| node.is_leaf()).map(|(id, _)| id).unwrap();
+        damage(&mut cache, leaf);
+        let error = cache.audit().unwrap_err().to_string();
+        std::mem::forget(cache); // it is not fit to be dropped
+        error
+    }
+
+    #[test]
+    fn every_contradiction_is_found() {
+        let is_found = |error: String, what: &str| assert!(error.contains(what), "{error} and not {what}");
+        is_found(broken(|cache, leaf| cache.tree[leaf].run_mut().tokens[0] += 1), "a hash of other tokens");
+        is_found(broken(|cache, leaf| cache.tree[leaf].run_mut().hashes[1] = PageHash(0)), "a hash of other tokens");
+        is_found(broken(|cache, leaf| cache.tree[leaf].run_mut().hashes.truncate(1)), "another number of hashes");
+        is_found(broken(|cache, leaf| cache.tree[leaf].run_mut().tokens.truncate(3)), "another number of tokens");
+        is_found(broken(|cache, leaf| cache.tree[leaf].is_queued = false), "no candidate");
+        is_found(broken(|cache, _| cache.victims.inner.clear()), "it is idle and no candidate");
+        is_found(broken(|cache, _| cache.victims.queue.clear()), "entries of the queue is recorded as 0");
+        is_found(broken(|cache, _| cache.num_nodes += 1), "nodes is recorded as 4");
+        is_found(broken(|cache, _| cache.num_cached -= 1), "cached pages is recorded as 4");
+        is_found(
+            broken(|cache, leaf| {
+                cache.unmark(&cache.tree[leaf].run().lease);
+            }),
+            "its mark",
+        );
+        is_found(broken(|cache, leaf| drop(cache.tree.cut(leaf, 1))), "the pool's accounting");
+        is_found(broken(|cache, _| cache.tree.roots.clear()), "its mark is not");
+    }
+}

@@ -198,6 +198,7 @@ impl PrefixCache {
             let lease = lease.share(found..num_pages).expect("the lease has all whole pages of the key");
             self.take_in(parent, key, found, lease, priority);
         }
+        self.drain_idle(); // here too, so that an eviction does not find all of it at once
         self.counters.inserts += 1;
         self.counters.duplicate_pages += num_duplicates as u64;
         let num_cached_tokens = found * self.tree.page_tokens();
