@@ -6,6 +6,7 @@ use std::ops::Range;
 
 use super::isa::{Kernel, Simd};
 use super::math::{exp, tanh};
+use super::pack::KV_TILE;
 use super::qk::ScoreRow;
 use super::unit::MAX_SCORE_ROWS;
 
@@ -116,3 +117,39 @@ impl Kernel for Softcap<'_> {
         }
     }
 }
+
+/// Adds `slope * (distance + column)` to the scores of a row.
+pub(crate) struct Alibi<'a> {
+    pub(crate) slope: f32,
+    /// Position of the tile's first key, counted from the query's.
+    pub(crate) distance: f32,
+    pub(crate) columns: Range<usize>,
+    pub(crate) scores: &'a mut ScoreRow,
+}
+
+impl Kernel for Alibi<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let (slope, distance) = (simd.splat(self.slope), simd.splat(self.distance));
+        let row: &mut [S::Row] = bytemuck::cast_slice_mut(self.scores.as_mut_slice());
+        let offsets: &[S::Row] = bytemuck::cast_slice(COLUMNS.as_slice());
+        for i in self.columns.start / S::LANES..self.columns.end.div_ceil(S::LANES) {
+            let distance = simd.add(distance, simd.load(&offsets[i]));
+            let score = simd.fma(slope, distance, simd.load(&row[i]));
+            simd.store(score, &mut row[i]);
+        }
+    }
+}
+
+/// The columns of a tile as floats.
+static COLUMNS: ScoreRow = {
+    let mut columns = [0.0; KV_TILE];
+    let mut i = 1;
+    while i < KV_TILE {
+        columns[i] = columns[i - 1] + 1.0;
+        i += 1;
+    }
+    columns
+};

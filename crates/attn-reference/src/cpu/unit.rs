@@ -17,7 +17,7 @@ use super::pack::{KV_TILE, PackKeys, PackValues, PagedRows, Prefetch, Run, block
 use super::pv::{Accumulate, Rescale, Values};
 use super::qk::{ScoreRow, Scores};
 use super::scratch::{Dims, Scratch, TileParts};
-use super::softmax::{OnlineSoftmax, Softcap};
+use super::softmax::{Alibi, OnlineSoftmax, Softcap};
 
 /// Keys in a chunk: states over chunks merge in ascending order. A multiple of [`KV_TILE`].
 pub(crate) const CHUNK_LEN: usize = 1024;
@@ -362,14 +362,11 @@ impl<'a> UnitWork<'a> {
         scores: &mut [ScoreRow],
     ) {
         for (row, scores) in rows.zip(scores) {
-            let (token, head) = (self.token_of(row), (row % self.heads));
-            let slope = slopes[head];
-            let position = self.visibility.position(token);
-            for column in columns.clone() {
-                #[expect(clippy::cast_precision_loss, clippy::cast_possible_wrap, reason = "distances are below 2^24")]
-                let distance = ((start + column) as i64 - position) as f32;
-                scores[column] = slope.mul_add(distance, scores[column]);
-            }
+            let slope = slopes[row % self.heads];
+            let position = self.visibility.position(self.token_of(row));
+            #[expect(clippy::cast_precision_loss, clippy::cast_possible_wrap, reason = "distances are below 2^24")]
+            let distance = (start as i64 - position) as f32;
+            self.isa.run(Alibi { slope, distance, columns: columns.clone(), scores });
         }
     }
 

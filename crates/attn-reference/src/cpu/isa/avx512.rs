@@ -3,13 +3,14 @@
 #![allow(unsafe_code)]
 
 use std::arch::x86_64::{
-    __m512, _CMP_LT_OQ, _CMP_NLT_UQ, _MM_HINT_T0, _MM_HINT_T1, _mm_loadu_si128, _mm_prefetch, _mm256_loadu_si256,
-    _mm512_abs_ps, _mm512_add_ps, _mm512_and_si512, _mm512_castpd_ps, _mm512_castps_pd, _mm512_castps_si512,
-    _mm512_castsi512_ps, _mm512_cmp_ps_mask, _mm512_cmpeq_epi32_mask, _mm512_cvtepu8_epi32, _mm512_cvtepu16_epi32,
-    _mm512_cvtph_ps, _mm512_div_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_mask_blend_ps, _mm512_maskz_mov_ps,
-    _mm512_max_ps, _mm512_mul_ps, _mm512_reduce_add_ps, _mm512_reduce_max_ps, _mm512_scalef_ps, _mm512_set1_epi32,
-    _mm512_set1_ps, _mm512_shuffle_f32x4, _mm512_slli_epi32, _mm512_storeu_ps, _mm512_sub_ps,
-    _mm512_ternarylogic_epi32, _mm512_unpackhi_pd, _mm512_unpackhi_ps, _mm512_unpacklo_pd, _mm512_unpacklo_ps,
+    __m512, _CMP_LT_OQ, _CMP_NLT_UQ, _MM_HINT_T0, _MM_HINT_T1, _mm_loadu_si128, _mm_prefetch, _mm256_and_si256,
+    _mm256_andnot_si256, _mm256_cvtepu8_epi16, _mm256_loadu_si256, _mm256_or_si256, _mm256_set1_epi16,
+    _mm256_slli_epi16, _mm512_abs_ps, _mm512_add_ps, _mm512_castpd_ps, _mm512_castps_pd, _mm512_castps_si512,
+    _mm512_castsi512_ps, _mm512_cmp_ps_mask, _mm512_cmpeq_epi32_mask, _mm512_cvtepu16_epi32, _mm512_cvtph_ps,
+    _mm512_div_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_mask_blend_ps, _mm512_maskz_mov_ps, _mm512_max_ps,
+    _mm512_mul_ps, _mm512_reduce_add_ps, _mm512_reduce_max_ps, _mm512_scalef_ps, _mm512_set1_epi32, _mm512_set1_ps,
+    _mm512_shuffle_f32x4, _mm512_slli_epi32, _mm512_storeu_ps, _mm512_sub_ps, _mm512_ternarylogic_epi32,
+    _mm512_unpackhi_pd, _mm512_unpackhi_ps, _mm512_unpacklo_pd, _mm512_unpacklo_ps,
 };
 
 use half::{bf16, f16};
@@ -205,19 +206,20 @@ fn load_bf16(from: &[bf16; 16]) -> __m512 {
     _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(bits)))
 }
 
-/// E4M3 in the fields of an `f32` is the value x 2^-120: exponent bias 7 against 127. The product with 2^120 is exact,
-/// and so are subnormals, which the multiplication normalises. 0x7F and 0xFF are NaN.
+/// E4M3 in the fields of an `f16` is the value x 2^-8: exponent bias 7 against 15. Widening is exact and quick for
+/// subnormals too (as an `f32`, they would be subnormal operands, which are slow), and so is the product with 2^8.
+/// 0x7F and 0xFF are NaN.
 #[inline]
-#[target_feature(enable = "avx512f")]
+#[target_feature(enable = "avx512f,avx2")]
 fn load_fp8(from: &[u8; 16]) -> __m512 {
     // SAFETY: the array covers the 16 bytes that are read.
-    let codes = _mm512_cvtepu8_epi32(unsafe { _mm_loadu_si128(from.as_ptr().cast()) });
-    let magnitude = _mm512_and_si512(codes, _mm512_set1_epi32(0x7F));
-    let small = _mm512_castsi512_ps(_mm512_slli_epi32::<20>(magnitude));
-    let value = _mm512_mul_ps(small, _mm512_set1_ps(f32::from_bits((127 + 120) << 23)));
-    let is_nan = _mm512_cmpeq_epi32_mask(magnitude, _mm512_set1_epi32(0x7F));
-    let value = _mm512_mask_blend_ps(is_nan, value, _mm512_set1_ps(f32::NAN));
-    copysign(value, _mm512_castsi512_ps(_mm512_slli_epi32::<24>(codes)))
+    let codes = _mm256_cvtepu8_epi16(unsafe { _mm_loadu_si128(from.as_ptr().cast()) });
+    let magnitude = _mm256_and_si256(codes, _mm256_set1_epi16(0x7F));
+    let sign = _mm256_slli_epi16::<8>(_mm256_andnot_si256(_mm256_set1_epi16(0x7F), codes));
+    let half = _mm256_or_si256(sign, _mm256_slli_epi16::<7>(magnitude));
+    let value = _mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(256.0));
+    let is_nan = _mm512_cmpeq_epi32_mask(_mm512_cvtepu16_epi32(magnitude), _mm512_set1_epi32(0x7F));
+    _mm512_mask_blend_ps(is_nan, value, _mm512_set1_ps(f32::NAN))
 }
 
 /// Transposes 16 x 16 in four rounds: pairs of floats, pairs of doubles, then 128-bit lanes twice.

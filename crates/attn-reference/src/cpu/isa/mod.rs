@@ -45,7 +45,7 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn mul(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
     fn div(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
     fn max(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
-    /// `a * b + c`, rounded once.
+    /// `a * b + c`, rounded once where the instructions can.
     fn fma(self, a: Self::Vector, b: Self::Vector, c: Self::Vector) -> Self::Vector;
     /// `a * 2^n` for integers `n` in -126..=127.
     fn scale_by_pow2(self, a: Self::Vector, n: Self::Vector) -> Self::Vector;

@@ -1,5 +1,6 @@
 //! Owns [`Simd`] in plain Rust over `[f32; 8]`, which the compiler turns into whatever vectors the target has (two
-//! NEON registers, four accumulator rows). No unsafe code. Multiply-add is [`f32::mul_add`]: one rounding, as elsewhere.
+//! NEON registers, four accumulator rows). No unsafe code. Multiply-add rounds once where the target has the instruction
+//! and twice elsewhere, where [`f32::mul_add`] would be a call of a library.
 
 use half::{bf16, f16};
 
@@ -86,7 +87,8 @@ impl Simd for Portable {
 
     #[inline(always)]
     fn fma(self, a: Vector, b: Vector, c: Vector) -> Vector {
-        std::array::from_fn(|i| a[i].mul_add(b[i], c[i]))
+        const HAS_FMA: bool = cfg!(any(target_feature = "fma", target_arch = "aarch64"));
+        std::array::from_fn(|i| if HAS_FMA { a[i].mul_add(b[i], c[i]) } else { a[i] * b[i] + c[i] })
     }
 
     #[inline(always)]

@@ -185,6 +185,8 @@ impl Problem {
     pub(super) fn check(&self, isa: Isa, (out, lse): &(Vec<f32>, Vec<f32>)) {
         let heads = self.case.heads;
         let vo = heads.head_dim_vo as usize;
+        // Far keys have large negative scores under ALiBi, whose last place is that much larger.
+        let atol = if self.case.alibi { 8e-6 } else { 2e-6 };
         for (request, r) in self.batch.requests().iter().enumerate() {
             for row in 0..r.q_len {
                 for head in 0..heads.num_qo_heads {
@@ -195,13 +197,13 @@ impl Problem {
                     for (d, want) in expected.iter().enumerate() {
                         let got = out[at * vo + d];
                         assert!(
-                            error(got, *want) <= 2e-6 + 1e-5 * want.abs(),
+                            error(got, *want) <= atol + 1e-5 * want.abs(),
                             "element {d}: {got} for {want}, {context}"
                         );
                     }
                     let exact = f64::from(lse[at]) == expected_lse;
                     assert!(
-                        exact || error(lse[at], expected_lse) <= 2e-6 + 1e-6 * expected_lse.abs(),
+                        exact || error(lse[at], expected_lse) <= atol + 1e-6 * expected_lse.abs(),
                         "lse {} for {expected_lse}, {context}",
                         lse[at]
                     );
