@@ -13,11 +13,11 @@ mod partial;
 mod sizes;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::ScopedJoinHandle;
 use std::time::Instant;
 
 use attn_metadata::{BackendConfig, BoxedBackend, Capabilities, CreateError, Host};
-use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
 
 pub use context::Context;
 
@@ -141,11 +141,7 @@ fn run_check(context: &Context<'_>, check: &Check, capabilities: &Capabilities, 
         stopped.fetch_or(failed && suite.fail_fast, Ordering::Relaxed);
         Some((case.to_string(), outcome))
     };
-    let outcomes: Vec<_> = if suite.parallel {
-        cases.par_iter().filter_map(one).collect()
-    } else {
-        cases.iter().filter_map(one).collect()
-    };
+    let outcomes = on_threads(&cases, if suite.parallel { num_threads() } else { 1 }, one);
     let seconds = started.elapsed().as_secs_f64();
     let mut report = CheckReport { name: check.name, seconds, ..CheckReport::default() };
     outcomes.into_iter().for_each(|(case, outcome)| report.add(&case, outcome));
@@ -163,6 +159,32 @@ fn draw_cases(suite: &Suite, check: &Check, capabilities: &Capabilities) -> Vec<
         case
     };
     (0..(check.num_cases)(suite)).map(&mut draw).collect()
+}
+
+/// Threads for cases: plain ones. In a pool that backends use too, a case that waits for its backend would be given
+/// another case to run, on the same stack, and so on.
+fn num_threads() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// Runs the cases on some threads; outcomes in order of the cases.
+fn on_threads<T: Send>(cases: &[Case], num_threads: usize, one: impl Fn(&Case) -> Option<T> + Sync) -> Vec<T> {
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut done = Vec::new();
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            let Some(case) = cases.get(index) else { return done };
+            done.extend(one(case).map(|outcome| (index, outcome)));
+        }
+    };
+    let mut outcomes = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..num_threads).map(|_| scope.spawn(work)).collect();
+        let join = |thread: ScopedJoinHandle<'_, Vec<(usize, T)>>| thread.join().expect("panics of cases are caught");
+        threads.into_iter().flat_map(join).collect::<Vec<_>>()
+    });
+    outcomes.sort_unstable_by_key(|(index, _)| *index);
+    outcomes.into_iter().map(|(_, outcome)| outcome).collect()
 }
 
 /// A panic is a failure like any other.
