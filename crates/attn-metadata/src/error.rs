@@ -17,6 +17,14 @@ pub enum CreateError {
         /// Every reason.
         reasons: Vec<Reason>,
     },
+    /// The parts of a hybrid were made for different models.
+    #[error("backends {extend} and {decode} were made for different models, so they cannot share a batch")]
+    DifferentModels {
+        /// The part for requests that extend.
+        extend: &'static str,
+        /// The part for requests that decode.
+        decode: &'static str,
+    },
     /// The environment failed.
     #[error("backend {backend} could not be started")]
     Environment {
@@ -176,7 +184,7 @@ pub enum CaptureError {
     /// [`init_capture_graph`](crate::AttentionBackend::init_capture_graph) has not been called.
     #[error("capture limits were not set: call init_capture_graph first")]
     NotInitialised,
-    /// No limits, or a bucket of no request or fewer rows than requests.
+    /// A bucket of no request or no row.
     #[error("a bucket of {} requests and {} rows is not valid: at least 1 request and 1 row are needed", bucket.num_requests, bucket.num_rows)]
     InvalidBucket {
         /// The bucket.

@@ -49,13 +49,16 @@ impl<S: Space> HybridBackend<S> {
     /// `decode`. The limits hold for the whole batch, of which each part sees some requests.
     ///
     /// # Errors
-    /// [`CreateError::Unsupported`] where either cannot run the model.
+    /// [`CreateError::Unsupported`] where either cannot run the model, [`CreateError::DifferentModels`].
     pub fn new(
         extend: BoxedBackend<S>,
         decode: BoxedBackend<S>,
         limits: BatchLimits,
         max_decode_q_len: u32,
     ) -> Result<Self, CreateError> {
+        if extend.model() != decode.model() {
+            return Err(CreateError::DifferentModels { extend: extend.name(), decode: decode.name() });
+        }
         for backend in [&extend, &decode] {
             let checked = backend.capabilities().supports_model(extend.model());
             checked.map_err(|reasons| CreateError::Unsupported { backend: backend.name(), reasons })?;

@@ -38,7 +38,7 @@ pub enum ModelSpecError {
 }
 
 /// The attention layers of a model and what they share. Immutable.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct ModelSpec {
     layers: Vec<Layer>,
     q_dtype: Dtype,
