@@ -232,7 +232,7 @@ fn bad_requests_are_refused_with_the_values() {
     check(&|s| s.prompt.clear(), "the prompt is empty, at least one token is needed");
     check(&|s| s.max_new_tokens = 0, "max_new_tokens is 0, at least 1 is needed");
     check(&|s| s.prompt[1] = 61, "token 61 at position 1 of the prompt is not in 0..61");
-    check(&|s| s.max_new_tokens = 510, "3 prompt tokens and 510 new ones exceed the model's 512 positions");
+    check(&|s| s.max_new_tokens = 2046, "3 prompt tokens and 2046 new ones exceed the model's 2048 positions");
     check(
         &|s| s.max_new_tokens = 39,
         "the request needs 11 pages, the pool has 10; ask for fewer tokens or make a larger pool",
@@ -273,7 +273,8 @@ fn the_prefix_cache_changes_no_token() {
             let (got, session) = run(&SessionConfig { scheduler, ..cached(4, num_pages) }, &specs);
             assert_eq!(tokens(&got), tokens(&expected), "{num_pages} pages, chunks of {extend_chunk}");
             let prefix = session.metrics().prefix.unwrap();
-            assert!(prefix.hits >= 12, "{prefix:?}");
+            // The first prompt has no whole page; of the others the second and third find one.
+            assert!(prefix.hits >= 10, "{prefix:?}");
             assert!(session.stats().prefill_tokens < plain.stats().prefill_tokens);
             assert!(num_pages >= 600 || prefix.evicted_pages > 0, "{prefix:?}");
         }
@@ -282,19 +283,19 @@ fn the_prefix_cache_changes_no_token() {
 
 #[test]
 fn a_shared_system_prompt_is_computed_once() {
-    let system: Vec<u32> = (0..200).map(|i| (i * 7 + i / 9) % 61).collect();
-    let specs: Vec<_> = (0..20u32)
+    let system: Vec<u32> = (0..1000).map(|i| (i * 7 + i / 9) % 61).collect();
+    let specs: Vec<_> = (0..64u32)
         .map(|i| {
-            let prompt = system.iter().copied().chain([i, i + 1, (i * 3) % 61]).collect();
+            let prompt = system.iter().copied().chain([i % 61, (i + 1) % 61, (i * 3) % 61]).collect();
             RequestSpec { prompt, max_new_tokens: 3, ..specs(1).remove(0) }
         })
         .collect();
-    let (expected, plain) = run(&config(8, 800), &specs);
-    let (got, session) = run(&cached(8, 800), &specs);
+    let (expected, plain) = run(&config(8, 9000), &specs);
+    let (got, session) = run(&cached(8, 9000), &specs);
     assert_eq!(tokens(&got), tokens(&expected));
-    // 200 tokens are 25 whole pages; everybody computes the three tokens of their own.
-    assert_eq!(session.stats().prefill_tokens, 200 + 20 * 3);
-    assert_eq!(plain.stats().prefill_tokens, 20 * 203);
+    // 1,000 tokens are 125 whole pages; everybody computes the three tokens of their own.
+    assert_eq!(session.stats().prefill_tokens, 1000 + 64 * 3);
+    assert_eq!(plain.stats().prefill_tokens, 64 * 1003);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use engine::lm::{ForwardError, LanguageModel, LayerAttention, Logits, ModelInput
 const HIDDEN: usize = 32;
 const HEADS: HeadShape = HeadShape::new(4, 2, 8);
 pub(crate) const VOCAB: usize = 61;
-pub(crate) const MAX_LEN: usize = 512;
+pub(crate) const MAX_LEN: usize = 2048;
 
 pub(crate) struct Toy {
     layers: Vec<Layer>,
