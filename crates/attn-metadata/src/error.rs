@@ -49,6 +49,14 @@ pub enum PrepareError {
         /// The backend's limit.
         limit: u64,
     },
+    /// The plan needs more memory than there is.
+    #[error("the batch needs {bytes} bytes for {what}, which cannot be had")]
+    OutOfMemory {
+        /// What the memory is for.
+        what: &'static str,
+        /// Bytes needed.
+        bytes: u64,
+    },
     /// The batch was built for another page size.
     #[error("the batch has pages of {got} tokens, the model has pages of {expected}")]
     PageSize {

@@ -80,14 +80,19 @@ impl Step {
         Step { batch: Batch::empty(pool), plans, schedules, slots: Vec::new(), num_rows: 0 }
     }
 
-    fn set(&mut self, batch: &Batch, num_rows: u32) {
+    /// Plans a batch. [`schedule`](Self::schedule) must follow.
+    fn plan(&mut self, batch: &Batch) {
         batch.select_into(&mut self.batch, SubBatch::First, |_| true);
-        for (plan, schedule) in self.plans.iter_mut().zip(&mut self.schedules) {
-            plan.update(&self.batch);
+        self.plans.iter_mut().for_each(|plan| plan.update(&self.batch));
+    }
+
+    /// Puts the planned units in order: memory in proportion to their number.
+    fn schedule(&mut self, num_rows: u32) {
+        for (plan, schedule) in self.plans.iter().zip(&mut self.schedules) {
             schedule.update(plan, plan.ranges().len());
         }
         self.slots.clear();
-        self.slots.extend_from_slice(batch.slot_mapping().unwrap_or_default());
+        self.slots.extend_from_slice(self.batch.slot_mapping().unwrap_or_default());
         self.slots.resize(num_rows as usize, Slot::PADDING);
         self.num_rows = num_rows;
     }
@@ -107,6 +112,9 @@ fn plan_config(group: &PlanGroup, num_workers: u32) -> PlanConfig {
 ///
 /// A row's result depends on nothing but its own query and keys: not on the batch, the number of threads, chunked
 /// prefill, prefix hits or whether it was prefilled or decoded. It does depend on the instruction set.
+///
+/// It has threads of its own. Do not call [`forward`](AttentionBackend::forward) from inside another rayon pool's job:
+/// the waiting thread may take up more such jobs on its stack.
 pub struct CpuBackend {
     model: Arc<ModelSpec>,
     limits: BatchLimits,
@@ -116,6 +124,8 @@ pub struct CpuBackend {
     workers: Vec<Scratch>,
     partials: RowStates,
     steps: Steps<Step>,
+    /// Where the next step is planned, so that a refusal leaves the live ones alone.
+    next: Step,
 }
 
 impl std::fmt::Debug for CpuBackend {
@@ -158,6 +168,7 @@ impl CpuBackend {
         let num_workers = u32::try_from(num_workers).expect("far fewer threads than 2^32");
         Ok(CpuBackend {
             steps: Steps::new(Step::new(&config.model, num_workers)),
+            next: Step::new(&config.model, num_workers),
             model: Arc::clone(&config.model),
             limits: config.limits,
             capabilities,
@@ -177,6 +188,23 @@ impl CpuBackend {
     fn num_workers(&self) -> u32 {
         u32::try_from(self.workers.len()).expect("far fewer threads than 2^32")
     }
+
+    /// Plans a batch into `next` and makes room for its partial states.
+    fn plan(&mut self, batch: &Batch, num_rows: u32) -> Result<(), PrepareError> {
+        check_batch(NAME, batch, &self.model, &self.limits, &self.capabilities)?;
+        self.next.plan(batch);
+        for plan in &self.next.plans {
+            let heads = plan.group().heads;
+            let dims = Dims::new(self.isa, heads.head_dim_qk as usize, heads.head_dim_vo as usize);
+            let rows = usize::try_from(plan.num_partial_rows()).unwrap_or(usize::MAX);
+            let bytes = plan.num_partial_rows().saturating_mul(4 * (dims.vo_padded as u64 + 2));
+            let what = "partial states";
+            let room = self.partials.try_grow(rows, dims.vo_padded);
+            room.map_err(|_| PrepareError::OutOfMemory { what, bytes })?;
+        }
+        self.next.schedule(num_rows);
+        Ok(())
+    }
 }
 
 impl AttentionBackend<Host> for CpuBackend {
@@ -193,9 +221,10 @@ impl AttentionBackend<Host> for CpuBackend {
     }
 
     fn prepare_metadata(&mut self, batch: &Batch) -> Result<Prepared, PrepareError> {
-        check_batch(NAME, batch, &self.model, &self.limits, &self.capabilities)?;
-        self.steps.prepare(batch, |step| {
-            step.set(batch, batch.num_rows());
+        self.plan(batch, batch.num_rows())?;
+        let Self { steps, next, .. } = self;
+        steps.prepare(batch, |step| {
+            std::mem::swap(step, next);
             Ok(())
         })
     }
@@ -243,16 +272,17 @@ impl AttentionBackend<Host> for CpuBackend {
         self.steps.capture(bucket, |limits| {
             let mut step = Step::new(&model, num_workers);
             let pool = PoolShape { num_pages: limits.num_pool_pages, page_size: model.page_size() };
-            step.set(&Batch::empty(pool), bucket.num_rows);
+            step.plan(&Batch::empty(pool));
+            step.schedule(bucket.num_rows);
             Ok(step)
         })
     }
 
     fn prepare_for_replay(&mut self, step: &mut Prepared, batch: &Batch) -> Result<(), CaptureError> {
-        let Self { steps, model, limits, capabilities, .. } = self;
-        steps.replay(step, batch, |planned, bucket| {
-            check_batch(NAME, batch, model, limits, capabilities)?;
-            planned.set(batch, bucket.num_rows);
+        self.plan(batch, step.num_rows())?;
+        let Self { steps, next, .. } = self;
+        steps.replay(step, batch, |planned, _| {
+            std::mem::swap(planned, next);
             Ok(())
         })
     }

@@ -52,7 +52,6 @@ impl LayerCall<'_> {
             scratch.grow(self.isa, dims);
         }
         let num_partials = usize::try_from(self.plan.num_partial_rows()).expect("the workspace is in memory");
-        partials.grow(num_partials, dims.vo_padded);
         let shared = Mutex::new(&mut *partials);
         let items = self.schedule.items();
         share_out(workers, items.len(), |scratch, i| self.run_item(&items[i], scratch, &shared));

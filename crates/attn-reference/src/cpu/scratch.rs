@@ -1,6 +1,7 @@
 //! Owns the memory of a worker: tiles, scores, outputs and row states, aligned to cache lines, grown only on demand.
 //! Invariant: nothing in it survives from one unit to the next; every part is written before it is read.
 
+use std::collections::TryReserveError;
 use std::ops::Range;
 
 use bytemuck::{Pod, Zeroable};
@@ -25,6 +26,13 @@ impl AlignedFloats {
         if self.0.len() * 16 < len {
             self.0.resize(len.div_ceil(16), Line::zeroed());
         }
+    }
+
+    /// As [`grow`](Self::grow), without ending the process where there is no such memory.
+    pub(crate) fn try_grow(&mut self, len: usize) -> Result<(), TryReserveError> {
+        self.0.try_reserve_exact(len.div_ceil(16).saturating_sub(self.0.len()))?;
+        self.grow(len);
+        Ok(())
     }
 
     pub(crate) fn get(&self, len: usize) -> &[f32] {
@@ -76,6 +84,16 @@ impl RowStates {
             self.sum.resize(rows, 0.0);
         }
         self.out.grow(rows * width);
+    }
+
+    /// Makes room for a plan's partial states, whose number only its batch bounds.
+    pub(crate) fn try_grow(&mut self, rows: usize, width: usize) -> Result<(), TryReserveError> {
+        let missing = rows.saturating_sub(self.max.len());
+        self.max.try_reserve_exact(missing)?;
+        self.sum.try_reserve_exact(missing)?;
+        self.out.try_grow(rows.saturating_mul(width))?;
+        self.grow(rows, width);
+        Ok(())
     }
 
     /// Copies the rows `rows` of `from` to the rows from `begin` on.
