@@ -7,6 +7,7 @@
 mod mask;
 mod raw;
 mod select;
+mod shared;
 mod validate;
 mod violation;
 
@@ -17,6 +18,7 @@ pub use violation::{BatchError, Violation};
 
 use kvpool::{PageId, PageSize, Slot};
 
+use shared::SharedTable;
 use validate::{Checked, Validator};
 
 /// One request of a batch. Half-open ranges over the batch's tables; all checked.
@@ -52,11 +54,11 @@ pub struct Batch {
     num_used_rows: u32,
     writes_padding: bool,
     requests: Vec<Request>,
-    kv_indices: Vec<i32>,
+    kv_indices: SharedTable<i32>,
     appends: bool,
     slots: Vec<Slot>,
     has_mask: bool,
-    mask: Vec<u8>,
+    mask: SharedTable<u8>,
     validator: Validator,
 }
 
@@ -70,11 +72,11 @@ impl Batch {
             num_used_rows: 0,
             writes_padding: true,
             requests: Vec::new(),
-            kv_indices: Vec::new(),
+            kv_indices: SharedTable::default(),
             appends: false,
             slots: Vec::new(),
             has_mask: false,
-            mask: Vec::new(),
+            mask: SharedTable::default(),
             validator: Validator::default(),
         }
     }
@@ -100,11 +102,11 @@ impl Batch {
         self.writes_padding = true;
         self.requests.clear();
         self.requests.extend_from_slice(self.validator.requests());
-        refill(&mut self.kv_indices, raw.kv_indices);
+        self.kv_indices.refill().extend_from_slice(raw.kv_indices);
         self.appends = raw.slot_mapping.is_some();
         refill(&mut self.slots, raw.slot_mapping.unwrap_or_default());
         self.has_mask = raw.custom_mask.is_some();
-        refill(&mut self.mask, raw.custom_mask.unwrap_or_default());
+        self.mask.refill().extend_from_slice(raw.custom_mask.unwrap_or_default());
         Ok(())
     }
 
@@ -148,7 +150,7 @@ impl Batch {
     /// Page ids of all requests, in request order.
     #[must_use]
     pub fn kv_indices(&self) -> &[i32] {
-        &self.kv_indices
+        self.kv_indices.get()
     }
 
     /// Page ids of one request: `kv_len` rounded up to pages.
@@ -157,7 +159,7 @@ impl Batch {
     /// If the request is not of this batch.
     #[must_use]
     pub fn pages(&self, request: &Request) -> &[i32] {
-        &self.kv_indices[request.pages_start as usize..][..request.num_pages as usize]
+        &self.kv_indices()[request.pages_start as usize..][..request.num_pages as usize]
     }
 
     /// The page that holds a KV position of a request.
@@ -180,7 +182,7 @@ impl Batch {
     /// The custom mask, if there is one.
     #[must_use]
     pub fn custom_mask(&self) -> Option<PackedMask<'_>> {
-        self.has_mask.then_some(PackedMask::new(&self.mask))
+        self.has_mask.then_some(PackedMask::new(self.mask.get()))
     }
 
     /// Row of each request's last query token; `None` for a request without queries.

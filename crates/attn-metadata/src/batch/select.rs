@@ -15,7 +15,8 @@ pub enum SubBatch {
 }
 
 impl Batch {
-    /// Fills `into` with the requests for which `keep` holds. Reuses memory.
+    /// Fills `into` with the requests for which `keep` holds. Reuses memory; the page table and the mask are shared,
+    /// not copied.
     pub fn select_into(&self, into: &mut Self, role: SubBatch, keep: impl Fn(&Request) -> bool) {
         let first = role == SubBatch::First;
         into.pool = self.pool;
@@ -24,10 +25,10 @@ impl Batch {
         into.writes_padding = self.writes_padding && first;
         into.requests.clear();
         into.requests.extend(self.requests.iter().filter(|r| keep(r)));
-        refill(&mut into.kv_indices, &self.kv_indices);
+        into.kv_indices.share(&self.kv_indices);
         into.appends = self.appends && first;
         refill(&mut into.slots, if into.appends { &self.slots } else { &[] });
         into.has_mask = self.has_mask;
-        refill(&mut into.mask, &self.mask);
+        into.mask.share(&self.mask);
     }
 }
