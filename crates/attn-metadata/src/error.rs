@@ -50,7 +50,7 @@ pub enum PrepareError {
         limit: u64,
     },
     /// The plan needs more memory than there is.
-    #[error("the batch needs {bytes} bytes for {what}, which cannot be had")]
+    #[error("the batch needs {} MiB for {what}, more than can be had; give it in smaller batches", bytes.div_ceil(1 << 20))]
     OutOfMemory {
         /// What the memory is for.
         what: &'static str,

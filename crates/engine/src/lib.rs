@@ -1,8 +1,8 @@
 //! Attention backends put to work.
 //!
 //! [`backends`] lists what there is and makes one by name. [`serve`] is the step loop of an engine over it, `model` a
-//! runner for Llama-family models. The rest is what the `attn` command is made of: [`demo`], [`replay`] of single
-//! attention problems from files, [`bench`], [`doctor`], and [`report`], which turns all of that into text.
+//! runner for models from GGUF files. The rest is what the `attn` command is made of: [`demo`], [`replay`] of single
+//! attention problems from files, [`mod@bench`], [`doctor`], and [`report`], which turns all of that into text.
 #![forbid(unsafe_code)]
 
 pub mod aliases;

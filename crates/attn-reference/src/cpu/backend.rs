@@ -32,7 +32,7 @@ const MAX_SPLIT_Q_LEN: u32 = 16;
 pub const fn entry() -> BackendEntry<Host> {
     BackendEntry {
         name: NAME,
-        summary: "blocked online softmax on SIMD units (AVX-512, AVX2, NEON)",
+        summary: "blocked online softmax on AVX-512, AVX2 or portable vectors",
         auto: true,
         capabilities: available,
         create,
@@ -260,7 +260,12 @@ impl AttentionBackend<Host> for CpuBackend {
 
     fn explain(&self, step: &Prepared) -> Result<PlanReport, RunError> {
         let planned = self.steps.get(step)?;
-        Ok(PlanReport::new(NAME, &self.model, &planned.batch, &planned.plans, None))
+        let mut report = PlanReport::new(NAME, &self.model, &planned.batch, &planned.plans, None);
+        // Workers take units off a common list, costliest first, and not the plan's ranges.
+        for (group, schedule) in report.groups.iter_mut().zip(&planned.schedules) {
+            group.imbalance = schedule.imbalance(self.workers.len());
+        }
+        Ok(report)
     }
 
     fn init_capture_graph(&mut self, limits: &CaptureLimits) -> Result<(), CaptureError> {

@@ -48,6 +48,17 @@ impl Schedule {
         self.items.sort_unstable_by_key(|item| (std::cmp::Reverse(item.cost), item.tile, item.kv_head, item.chunk));
     }
 
+    /// Cost of the most loaded worker over the mean, where each takes the next item when it is done with one.
+    #[expect(clippy::cast_precision_loss, reason = "a ratio for people")]
+    pub(crate) fn imbalance(&self, num_workers: usize) -> f64 {
+        let mut loads = vec![0u64; num_workers.max(1)];
+        for item in &self.items {
+            *loads.iter_mut().min().expect("there is a worker") += item.cost;
+        }
+        let (sum, max) = (loads.iter().sum::<u64>(), loads.iter().copied().max().unwrap_or(0));
+        if sum == 0 { 1.0 } else { max as f64 * loads.len() as f64 / sum as f64 }
+    }
+
     fn add(&mut self, plan: &Plan, tile: &Tile, index: u32, heads: u32) {
         let all_heads = plan.group().heads.num_kv_heads;
         for kv_head in (0..all_heads).step_by(heads as usize) {

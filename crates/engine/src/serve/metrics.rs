@@ -168,7 +168,15 @@ mod tests {
             step_times.add(Duration::from_micros(micros));
         }
         let stats = Stats { num_steps: 5, ..Stats::default() };
-        let metrics = Metrics { num_waiting: 2, num_running: 3, free_pages: 7, total_pages: 9, stats, step_times, prefix: Some(PrefixMetrics { hits: 4, ..PrefixMetrics::default() }) };
+        let metrics = Metrics {
+            num_waiting: 2,
+            num_running: 3,
+            free_pages: 7,
+            total_pages: 9,
+            stats,
+            step_times,
+            prefix: Some(PrefixMetrics { hits: 4, ..PrefixMetrics::default() }),
+        };
         let text = metrics.prometheus();
         for line in [
             "attn_requests_waiting 2",

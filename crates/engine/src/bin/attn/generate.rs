@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use attn_metadata::HostDevice;
+use attn_reference::verify::VerifyReport;
 use clap::Args as ClapArgs;
 use engine::model::{Message, Model, SpecialTokens};
 use engine::sample::SamplingParams;
-use attn_reference::verify::VerifyReport;
 use engine::serve::{RequestSpec, SchedulerConfig, Session, SessionConfig, Stats};
 use indicatif::{ProgressBar, ProgressStyle};
 use kvpool::{ExtraKey, KvDtype, KvFormat, KvScales, PageSize, PrefixConfig};
@@ -21,7 +21,7 @@ use super::{Failure, Outcome};
 /// Generates text with a GGUF model.
 #[derive(Debug, ClapArgs)]
 pub struct Args {
-    /// The model: a GGUF file of a Llama-family model.
+    /// The model: a GGUF file of a Llama-family or Gemma 3 model
     #[arg(long, value_name = "FILE")]
     model: PathBuf,
     /// A prompt; give it several times for a batch.
