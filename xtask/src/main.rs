@@ -9,6 +9,7 @@ mod backend_name;
 mod check;
 mod demo;
 mod model;
+mod mutate;
 mod new_backend;
 mod real_model;
 mod step;
@@ -35,10 +36,16 @@ enum Task {
     Check(check::Args),
     /// The mixed batch on every backend here, then text from a small real model
     Demo(demo::Args),
-    /// Print the path of the small model, fetching it where it is missing
-    Model,
-    /// Compare the model's greedy text with recorded text, over page sizes, prefill chunks and backends
-    RealModel,
+    /// Print the path of a small model, fetching it where it is missing
+    Model {
+        /// Which one
+        #[arg(default_value = model::SMOLLM2.name, value_parser = [model::SMOLLM2.name, model::GEMMA3.name])]
+        name: String,
+    },
+    /// Compare real models' greedy text with recorded text, over everything that must not change it
+    RealModel(real_model::Args),
+    /// Plant faults in a copy of the workspace, and demand that the tests notice each
+    Mutate(mutate::Args),
     /// Write a crate with a new backend that passes the conformance suite, and register it
     NewBackend(new_backend::Args),
 }
@@ -60,11 +67,13 @@ fn run(task: &Task) -> anyhow::Result<bool> {
     match task {
         Task::Check(args) => check::run(&workspace, args),
         Task::Demo(args) => demo::run(&workspace, args),
-        Task::Model => {
-            println!("{}", model::ensure(&workspace)?.display());
+        Task::Model { name } => {
+            let model = if name == model::GEMMA3.name { &model::GEMMA3 } else { &model::SMOLLM2 };
+            println!("{}", model::ensure(&workspace, model)?.display());
             Ok(true)
         }
-        Task::RealModel => real_model::run(&workspace),
+        Task::RealModel(args) => real_model::run(&workspace, args),
+        Task::Mutate(args) => mutate::run(&workspace, args),
         Task::NewBackend(args) => new_backend::run(&workspace, args),
     }
 }
