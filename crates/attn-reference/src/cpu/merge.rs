@@ -12,6 +12,13 @@ pub(crate) struct Moments {
     pub(crate) sum: f32,
 }
 
+impl Moments {
+    /// Whether no key was visible. A row that saw only NaN has a maximum of -inf too, but a sum of NaN.
+    const fn has_seen_nothing(self) -> bool {
+        self.max == f32::NEG_INFINITY && !self.sum.is_nan()
+    }
+}
+
 /// Merges states over later keys into states over earlier ones.
 pub(crate) struct MergeStates<'a> {
     max: &'a mut [f32],
@@ -55,10 +62,10 @@ impl Kernel for MergeStates<'_> {
 /// Merges one row.
 #[inline(always)]
 fn merge_row<S: Simd>(simd: S, into: &mut Moments, out: &mut [f32], later: Moments, later_out: &[f32]) {
-    if later.max == f32::NEG_INFINITY {
+    if later.has_seen_nothing() {
         return;
     }
-    if into.max == f32::NEG_INFINITY {
+    if into.has_seen_nothing() {
         *into = later;
         out.copy_from_slice(later_out);
         return;
@@ -80,8 +87,11 @@ fn merge_row<S: Simd>(simd: S, into: &mut Moments, out: &mut [f32], later: Momen
 pub(crate) fn finish(moments: Moments, sink: Option<f32>, value_scale: f32) -> (f32, f32) {
     let Moments { max, sum } = moments;
     let sink = sink.unwrap_or(f32::NEG_INFINITY);
-    if max == f32::NEG_INFINITY {
+    if moments.has_seen_nothing() {
         return (0.0, sink);
+    }
+    if sum.is_nan() {
+        return (f32::NAN, f32::NAN);
     }
     if sink == f32::NEG_INFINITY {
         return (value_scale / sum, max + sum.ln());

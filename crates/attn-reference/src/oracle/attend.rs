@@ -125,6 +125,13 @@ impl Row<'_> {
         let sink = self.layer.sinks().map_or(f64::NEG_INFINITY, |sinks| f64::from(sinks[self.head as usize]));
 
         let state = batch_row * output.num_qo_heads + self.head as usize;
+        if scores.iter().any(|score| score.is_nan()) {
+            // A NaN that the row sees is its result, and never looks like a row that sees nothing.
+            output.lse[state] = f64::NAN;
+            output.num_visible[state] = u32::try_from(visible.len()).expect("keys have 32-bit positions");
+            output.out[state * output.head_dim_vo..][..output.head_dim_vo].fill(f64::NAN);
+            return;
+        }
         let max = scores.iter().copied().fold(sink, f64::max);
         if max == f64::NEG_INFINITY {
             return; // nothing is visible and there is no sink: O = 0, LSE = −inf
