@@ -17,6 +17,13 @@ pub(super) const MANY: Check = check(
     against_oracle,
 );
 
+pub(super) const MANY_PAGES: Check = check(
+    "many pages",
+    "a request of 4097 or 65537 pages of one token is right: an index of pages has no end of its own",
+    with_many_pages,
+    against_oracle,
+);
+
 /// One head of each kind: the length is what counts.
 const fn few_heads(case: &mut Case, most: u32) {
     let group = case.heads.num_qo_heads / case.heads.num_kv_heads;
@@ -38,11 +45,23 @@ fn with_long_kv(case: &mut Case, rng: &mut Rng) {
     }
 }
 
+const fn narrow_heads(case: &mut Case) {
+    if case.heads.head_dim_vo > 128 {
+        (case.heads.head_dim_qk, case.heads.head_dim_vo) = (64, 64);
+    }
+}
+
+fn with_many_pages(case: &mut Case, rng: &mut Rng) {
+    few_heads(case, 1);
+    narrow_heads(case);
+    (case.page_size, case.window, case.custom) = (1, None, false);
+    let kv_len = rng.pick(&[4097, 65_537]);
+    case.requests = vec![RequestShape { q_len: 1, kv_len: 5 }, RequestShape { q_len: 1, kv_len }];
+}
+
 fn with_many(case: &mut Case, rng: &mut Rng) {
     few_heads(case, 1);
-    if case.heads.head_dim_vo > 128 {
-        (case.heads.head_dim_qk, case.heads.head_dim_vo) = (64, 64); // a gigabyte of zeros would show nothing more
-    }
+    narrow_heads(case); // a gigabyte of zeros would show nothing more
     (case.append, case.custom, case.shared) = (false, false, false);
     let full = RequestShape { q_len: 1, kv_len: 3 };
     let count = rng.pick(&[65_535, 65_536, 65_537]);

@@ -65,6 +65,7 @@ pub const CHECKS: &[Check] = &[
     accuracy::HUGE_LOGITS,
     Check { num_cases: |suite| suite.num_check_cases.div_ceil(2), ..large::LONG },
     Check { num_cases: |suite| suite.num_check_cases.div_ceil(5), ..large::MANY },
+    Check { num_cases: |suite| suite.num_check_cases.div_ceil(2), ..large::MANY_PAGES },
     Check { num_cases: |suite| 4 * suite.num_check_cases, ..masks::WINDOW_PROBE },
     masks::MASK_PROBE,
     masks::FUTURE,

@@ -44,6 +44,7 @@ faults! {
     // Memory.
     ReadsTailOfLastPage,
     PagesTakenAsContiguous,
+    PageIndexIn12Bits,
     StridesIgnored,
     WritesBehindTheOutput,
     PaddingRowsUnwritten,
@@ -98,6 +99,7 @@ pub(crate) const NOTICED_BY: &[(Fault, &[&str])] = &[
     (Fault::ProbabilitiesRoundedToBf16, &["oracle"]),
     (Fault::ReadsTailOfLastPage, &["oracle", "poison"]),
     (Fault::PagesTakenAsContiguous, &["oracle", "pages", "page sizes"]),
+    (Fault::PageIndexIn12Bits, &["many pages"]),
     (Fault::StridesIgnored, &["oracle", "strides"]),
     (Fault::WritesBehindTheOutput, &["oracle"]),
     (Fault::PaddingRowsUnwritten, &["oracle", "replay"]),

@@ -133,6 +133,7 @@ impl Query<'_> {
     fn read(&self, plane: KvPlane<'_>, key: u32, vector: &mut [f32]) {
         let page_size = self.batch.page_size().get();
         let (index, token) = ((key / page_size) as usize, key % page_size);
+        let index = if self.has(Fault::PageIndexIn12Bits) { index % 4096 } else { index };
         let pages = self.batch.pages(self.request);
         let page = if self.has(Fault::PagesTakenAsContiguous) {
             let last = self.batch.pool().num_pages - 1;
