@@ -1,7 +1,7 @@
 //! The contract of the trait: stale steps, refused batches, refused calls. Refusals are named and change nothing.
 
 use attn_metadata::{AttentionBackend, BatchLimits, Host, Io, Kv, Lse, PrepareError, Prepared, RunError};
-use kvpool::Dtype;
+use kvpool::{Dtype, HostKv, KvLayout, KvShape, PageSize};
 
 use super::context::{Context, with_queries};
 use super::{Check, check};
@@ -68,8 +68,11 @@ fn refused_batch(context: &Context<'_>, case: &Case) -> Result<f64, Stop> {
     let mut more = case.clone();
     more.requests.push(RequestShape { q_len: 0, kv_len: 1 });
     let rows = Case { padding_rows: case.padding_rows + 1, ..case.clone() };
-    let page = Case { page_size: case.page_size + 1, ..case.clone() };
-    for (what, larger) in [("KV tokens", longer), ("requests", more), ("rows", rows), ("page size", page)] {
+    let larger_page = Case { page_size: case.page_size + 1, ..case.clone() };
+    let smaller_page = Case { page_size: (case.page_size - 1).max(1), ..case.clone() };
+    let batches = [("KV tokens", longer), ("requests", more), ("rows", rows), ("page size", larger_page)];
+    let smaller = (case.page_size > 1).then_some(("page size, from below", smaller_page));
+    for (what, larger) in batches.into_iter().chain(smaller) {
         let result = backend.prepare_metadata(&Problem::new(&larger).batch());
         if !matches!(result, Err(PrepareError::OverLimit { .. } | PrepareError::PageSize { .. })) {
             return Err(Stop::failed(format!("a batch beyond the limit of {what}: {result:?}")));
@@ -91,7 +94,20 @@ struct Wrong {
     dtype: bool,
     lse_len: usize,
     append: bool,
+    cache: Option<fn(&mut KvShape)>,
 }
+
+/// What is wrong with a cache, by name.
+type CacheEdit = (&'static str, fn(&mut KvShape));
+
+/// Caches that are not the layer's.
+const CACHES: &[CacheEdit] = &[
+    ("few pages", |shape| shape.num_pages -= 1),
+    ("larger pages", |shape| shape.page_size = PageSize::new(shape.page_size.get() + 1).expect("small")),
+    ("more KV heads", |shape| shape.num_kv_heads += 1),
+    ("wider keys", |shape| shape.head_dim_k += 1),
+    ("wider values", |shape| shape.head_dim_v += 1),
+];
 
 fn refused_call(context: &Context<'_>, case: &Case) -> Result<f64, Stop> {
     let problem = Problem::new(case);
@@ -120,6 +136,12 @@ fn refused_call(context: &Context<'_>, case: &Case) -> Result<f64, Stop> {
             return Err(Stop::failed(format!("a call with a wrong {what}: {result:?}")));
         }
     }
+    for (what, edit) in CACHES.iter().filter(|(what, _)| *what != "few pages" || problem.pool.num_pages > 1) {
+        let result = attempt(&problem, &mut *backend, &step, |w| w.cache = Some(*edit))?;
+        if !matches!(result, Err(RunError::Cache { .. })) {
+            return Err(Stop::failed(format!("a call with a cache of {what}: {result:?}")));
+        }
+    }
     plain.same("after refused calls", &forward(&problem, &mut *backend, &step, 0)?)?;
     Ok(0.0)
 }
@@ -142,9 +164,17 @@ fn attempt(
     let mut out = Activation::poisoned(dtype, [rows, heads, dim], Strides::Packed);
     let mut lse = vec![Lse::from_ln(f32::from_bits(canary(Dtype::F32))); rows * heads + wrong.lse_len];
     let wants_lse = wrong.lse_len > 0;
-    let mut cache = problem.cache.clone();
+    let sound = match wrong.cache {
+        Some(edit) => {
+            let mut shape = problem.cache.shape();
+            edit(&mut shape);
+            HostKv::new(shape, KvLayout::Nhd, problem.case.format()).expect("caches of a case are small")
+        }
+        None => problem.cache.clone(),
+    };
+    let mut cache = sound.clone();
     let kv = if problem.case.append == wrong.append {
-        Kv::Attend { cache: &problem.cache }
+        Kv::Attend { cache: &sound }
     } else {
         Kv::Append { cache: &mut cache, k: problem.k.view(), v: problem.v.view() }
     };
@@ -154,7 +184,7 @@ fn attempt(
     let untouched = out.bits().iter().all(|&bits| bits == canary(dtype))
         && out.broken_guard().is_none()
         && lse.iter().all(|lse| lse.ln().to_bits() == canary(Dtype::F32))
-        && cache.buffer().as_slice().as_bytes() == problem.cache.buffer().as_slice().as_bytes();
+        && cache.buffer().as_slice().as_bytes() == sound.buffer().as_slice().as_bytes();
     if result.is_err() && !untouched {
         return Err(Stop::failed(format!("a refused call wrote something ({wrong:?})")));
     }

@@ -24,6 +24,13 @@ pub(super) const MANY_PAGES: Check = check(
     against_oracle,
 );
 
+pub(super) const WIDE_GROUPS: Check = check(
+    "wide groups",
+    "513 or 600 query heads over one KV head are right, over short KV and over KV that is split",
+    with_wide_group,
+    against_oracle,
+);
+
 /// One head of each kind: the length is what counts.
 const fn few_heads(case: &mut Case, most: u32) {
     let group = case.heads.num_qo_heads / case.heads.num_kv_heads;
@@ -43,6 +50,13 @@ fn with_long_kv(case: &mut Case, rng: &mut Rng) {
     if case.window.is_some() && rng.below(2) == 0 {
         case.window = None;
     }
+}
+
+fn with_wide_group(case: &mut Case, rng: &mut Rng) {
+    let (num_qo_heads, dim) = (rng.pick(&[513, 600]), rng.pick(&[16, 64]));
+    case.heads = HeadShape { num_qo_heads, num_kv_heads: 1, head_dim_qk: dim, head_dim_vo: dim };
+    case.window = None;
+    case.requests = vec![RequestShape { q_len: 1, kv_len: 9 }, RequestShape { q_len: 1, kv_len: 1100 }];
 }
 
 const fn narrow_heads(case: &mut Case) {

@@ -66,6 +66,7 @@ pub const CHECKS: &[Check] = &[
     Check { num_cases: |suite| suite.num_check_cases.div_ceil(2), ..large::LONG },
     Check { num_cases: |suite| suite.num_check_cases.div_ceil(5), ..large::MANY },
     Check { num_cases: |suite| suite.num_check_cases.div_ceil(2), ..large::MANY_PAGES },
+    Check { num_cases: |suite| suite.num_check_cases.div_ceil(4), ..large::WIDE_GROUPS },
     Check { num_cases: |suite| 4 * suite.num_check_cases, ..masks::WINDOW_PROBE },
     masks::MASK_PROBE,
     masks::FUTURE,

@@ -32,6 +32,7 @@ faults! {
     AlibiWithoutQueryPosition,
     GroupsInterleaved,
     GroupOfFiveWrong,
+    HeadsBeyond512Wrap,
     RequestsBeyond65535Skipped,
     // Softmax and its denominator.
     SinkCountedTwice,
@@ -89,6 +90,7 @@ pub(crate) const NOTICED_BY: &[(Fault, &[&str])] = &[
     (Fault::AlibiWithoutQueryPosition, &["oracle", "chunks"]),
     (Fault::GroupsInterleaved, &["oracle", "heads and widths"]),
     (Fault::GroupOfFiveWrong, &["oracle", "heads and widths"]),
+    (Fault::HeadsBeyond512Wrap, &["wide groups"]),
     (Fault::RequestsBeyond65535Skipped, &["many requests"]),
     (Fault::SinkCountedTwice, &["oracle", "page sizes"]),
     (Fault::SinkLostInEmptyRow, &["empty rows"]),

@@ -25,7 +25,8 @@ impl Query<'_> {
     pub(crate) fn attend(&self, q: &HostTensor<'_>, out: &mut HostTensorMut<'_>) -> Option<f32> {
         let row = (self.request.q_start + self.row) as usize;
         let mut query = vec![0.0; q.dim()];
-        q.read(row, self.head as usize, &mut query);
+        let head = if self.has(Fault::HeadsBeyond512Wrap) { self.head % 512 } else { self.head };
+        q.read(row, head as usize, &mut query);
         let keys: Vec<u32> = (0..self.request.kv_len).filter(|&key| self.sees(key)).collect();
         let scores: Vec<f32> = keys.iter().map(|&key| self.score(&query, key)).collect();
         let sink = self.layer.sinks().map_or(f32::NEG_INFINITY, |sinks| sinks[self.head as usize]);
