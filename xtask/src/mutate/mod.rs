@@ -32,6 +32,9 @@ pub(crate) struct Args {
     /// Go on after a mutation that survived
     #[arg(long)]
     keep_going: bool,
+    /// Run the suite to its end for each mutation, to list every check that notices it
+    #[arg(long)]
+    every_check: bool,
     /// The outcomes as JSON in place of the table
     #[arg(long)]
     json: bool,
@@ -43,7 +46,7 @@ pub(crate) struct Args {
 /// Runs the mutations; true where the tests noticed each.
 pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<bool> {
     let mutations = chosen(&args.only)?;
-    let tree = Tree::copy(workspace)?;
+    let tree = Tree::copy(workspace, args.every_check)?;
     let bench = Bench::new(workspace, &tree, Duration::from_secs(args.timeout));
     require_sound(&bench, &mutations)?;
     let mut outcomes = Vec::new();

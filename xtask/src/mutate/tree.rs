@@ -13,6 +13,9 @@ use anyhow::{Context, Result, ensure};
 use super::mutation::Mutation;
 use crate::workspace::Workspace;
 
+/// Where the suite is run on the CPU backend.
+const SUITE_FILE: &str = "tests/tests/conformance_cpu.rs";
+
 /// A copy of the workspace's tracked files.
 #[derive(Debug)]
 pub(crate) struct Tree {
@@ -20,13 +23,17 @@ pub(crate) struct Tree {
 }
 
 impl Tree {
-    /// Brings the copy up to date with the workspace.
-    pub(crate) fn copy(workspace: &Workspace) -> Result<Self> {
+    /// Brings the copy up to date with the workspace. There the suite stops at its first failure, unless `every_check`
+    /// shall run.
+    pub(crate) fn copy(workspace: &Workspace, every_check: bool) -> Result<Self> {
         let root = workspace.path("target/mutants/tree");
         let mut copied = HashSet::new();
         for path in tracked(workspace)? {
             // A tracked file that is deleted and not yet committed so is none.
-            if let Ok(bytes) = fs::read(workspace.path(&path)) {
+            if let Ok(mut bytes) = fs::read(workspace.path(&path)) {
+                if path == SUITE_FILE && !every_check {
+                    bytes = stop_at_first_failure(&String::from_utf8(bytes)?)?.into_bytes();
+                }
                 let to = root.join(path);
                 write_changed(&to, &bytes)?;
                 copied.insert(to);
@@ -77,6 +84,13 @@ fn tracked(workspace: &Workspace) -> Result<Vec<String>> {
     Ok(list.split_terminator('\0').map(str::to_owned).collect())
 }
 
+/// The test of the suite, such that it stops at the first failure.
+fn stop_at_first_failure(text: &str) -> Result<String> {
+    let suite = "Suite::standard()";
+    ensure!(text.matches(suite).count() == 1, "{SUITE_FILE} does not run {suite} once");
+    Ok(text.replace(suite, "Suite::standard().fail_fast()"))
+}
+
 /// Writes a file unless it holds these bytes: its time of change is what cargo looks at.
 fn write_changed(path: &Path, bytes: &[u8]) -> Result<()> {
     if fs::read(path).is_ok_and(|old| old == bytes) {
@@ -122,6 +136,13 @@ mod tests {
         remove_others(&root, &HashSet::from([kept.clone()])).expect("removes");
         assert!(kept.exists() && !gone.exists());
         fs::remove_dir_all(root).expect("cleans up");
+    }
+
+    #[test]
+    fn the_suite_of_this_tree_can_stop_at_its_first_failure() {
+        let text = include_str!("../../../tests/tests/conformance_cpu.rs");
+        assert!(stop_at_first_failure(text).expect("it runs the suite").contains("fail_fast"));
+        assert!(stop_at_first_failure("fn main() {}").is_err());
     }
 
     #[test]
