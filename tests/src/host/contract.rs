@@ -32,6 +32,8 @@ fn stale(context: &Context<'_>, case: &Case) -> Result<f64, Stop> {
     let first = prepare(&mut *backend, &problem.batch())?;
     forward(&problem, &mut *backend, &first, 0)?;
     let second = prepare(&mut *backend, &problem.batch())?;
+    // The other backend has prepared as many steps, so that numbers alone do not tell its step from ours.
+    prepare(&mut *other, &problem.batch())?;
     let foreign = prepare(&mut *other, &problem.batch())?;
     for (what, step) in [("an earlier batch", &first), ("another backend", &foreign)] {
         let result = attempt(&problem, &mut *backend, step, |_| {})?;

@@ -3,6 +3,7 @@
 use attn_metadata::{HostDevice, HybridBackend, LayerParams};
 
 use super::context::{Context, roomy, with_queries};
+use super::large::few_heads;
 use super::{Check, check};
 use crate::case::{Case, RequestShape};
 use crate::harness::{Build, Problem, Run, Stop, same_rows};
@@ -14,7 +15,8 @@ pub(super) const RERUN: Check =
 pub(super) const ALONE: Check =
     check("alone", "a request alone, in any batch, at any place, beside NaN: the same bits", with_neighbours, alone);
 
-pub(super) const THREADS: Check = check("threads", "any number of workers: the same bits", with_queries, threads);
+pub(super) const THREADS: Check =
+    check("threads", "any number of workers, also over KV that is split: the same bits", with_split, threads);
 
 pub(super) const LAYERS: Check = check(
     "layers",
@@ -82,6 +84,14 @@ fn same_member(what: &str, member: usize, a: &(Problem, Run), b: &(Problem, Run)
     };
     let (rows_a, rows_b) = (rows(a), rows(b));
     same_rows(&format!("request {member} {what}"), (&a.1, rows_a.start), (&b.1, rows_b.start), rows_a.len())
+}
+
+/// A request whose KV backends split among workers.
+fn with_split(case: &mut Case, rng: &mut Rng) {
+    with_queries(case, rng);
+    few_heads(case, 4);
+    case.requests.truncate(6);
+    case.requests.push(RequestShape { q_len: 1, kv_len: 2100 });
 }
 
 fn threads(context: &Context<'_>, case: &Case) -> Result<f64, Stop> {

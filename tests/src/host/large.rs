@@ -32,7 +32,7 @@ pub(super) const WIDE_GROUPS: Check = check(
 );
 
 /// One head of each kind: the length is what counts.
-const fn few_heads(case: &mut Case, most: u32) {
+pub(super) const fn few_heads(case: &mut Case, most: u32) {
     let group = case.heads.num_qo_heads / case.heads.num_kv_heads;
     let group = if group > most { 1 } else { group };
     case.heads = HeadShape { num_qo_heads: group, num_kv_heads: 1, ..case.heads };
