@@ -301,7 +301,7 @@ pub(crate) const FAULTS: &[Mutation] = &[
         find: "for chunk in 0..tile.num_chunks {",
         replace: "for chunk in (0..tile.num_chunks).rev() {",
         breaks: "partial states merge from the last to the first",
-        tests: Tests::Suite,
+        tests: Tests::Cpu,
     },
     Mutation {
         name: "merge-weights-swapped",

@@ -122,6 +122,18 @@ mod tests {
     }
 
     #[test]
+    fn the_document_has_a_row_for_each_mutation_and_no_other() {
+        let document = include_str!("../../../docs/TESTING.md");
+        let (_, table) = document.split_once("| mutation |").expect("the document has a table of mutations");
+        let rows = table.lines().skip(2).take_while(|line| line.starts_with('|'));
+        let cells = rows.map(|row| row.split('|').map(str::trim).collect::<Vec<_>>());
+        let listed: HashSet<_> = cells.map(|cells| (cells[1].trim_matches('`'), cells[2], cells[4])).collect();
+        let tests: Vec<_> = all().map(|m| m.tests.to_string()).collect();
+        let planted: HashSet<_> = all().zip(&tests).map(|(m, tests)| (m.name, m.kind, tests.as_str())).collect();
+        assert_eq!(listed, planted);
+    }
+
+    #[test]
     fn text_that_occurs_twice_or_never_is_refused() {
         let mutation = Mutation { find: "a-a", replace: "b", ..*all().next().expect("there are mutations") };
         assert_eq!(mutation.apply("x a-a y").as_deref(), Some("x b y"));

@@ -205,7 +205,7 @@ pub(crate) const FAULTS: &[Mutation] = &[
         find: "node.parent == Some(parent) && node.run().tokens.starts_with(page)",
         replace: "node.parent == Some(parent) && !node.run().tokens.is_empty()",
         breaks: "equal hashes are taken for equal tokens",
-        tests: Tests::Pool,
+        tests: Tests::PageTable,
     },
     Mutation {
         name: "shared-tail-written",
