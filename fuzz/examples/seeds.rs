@@ -19,7 +19,7 @@ const WORKLOADS: &str = r#"[
  "window": 0, "kv_dtype": "fp8"},
 {"name": "prefill-f16", "kind": "prefill", "q_lens": [7], "kv_lens": [7], "heads": [2, 2], "dim": 8, "page": 1,
  "window": 0, "kv_dtype": "f16", "q_dtype": "f16", "append": true},
-{"name": "split-bf16", "kind": "decode", "q_lens": [1], "kv_lens": [700], "heads": [1, 1], "dim": 1, "page": 16,
+{"name": "split-bf16", "kind": "decode", "q_lens": [2], "kv_lens": [1100], "heads": [2, 1], "dim": 2, "page": 16,
  "window": 0, "kv_dtype": "bf16"}
 ]"#;
 
