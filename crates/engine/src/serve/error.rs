@@ -88,6 +88,18 @@ pub enum StepError {
     /// Pages could not be made free.
     #[error("the step's pages could not be made free")]
     Room(#[from] PrefixError),
+    /// Requests wait, and not even one of them can be given a page: somebody outside the session holds them.
+    #[error(
+        "{num_waiting} requests wait, and {available} of {total} pages can be had; leases outside the session hold the rest"
+    )]
+    Stalled {
+        /// Requests that wait.
+        num_waiting: usize,
+        /// Pages that can be taken.
+        available: usize,
+        /// Pages of the pool.
+        total: usize,
+    },
     /// The step's tables could not be written.
     #[error("the step's tables could not be written")]
     Tables(#[from] page_table::StepError),

@@ -40,7 +40,7 @@ impl Session {
             on_event(Event::Preempted { id });
         });
         if self.scheduler.shares.is_empty() {
-            return Ok(false);
+            return self.check_idle().map(|()| false);
         }
         self.take_pages()?;
         let logits = self.run(model, begin);
@@ -54,6 +54,16 @@ impl Session {
                 Err(error)
             }
         }
+    }
+
+    /// A step without shares is the end, unless requests wait in vain.
+    fn check_idle(&self) -> Result<(), StepError> {
+        if self.scheduler.is_empty() {
+            return Ok(());
+        }
+        let num_waiting = self.scheduler.waiting.len() + self.scheduler.running.len();
+        let (available, total) = (self.pages.available(), self.pages.table.pool().counts().total);
+        Err(StepError::Stalled { num_waiting, available, total })
     }
 
     /// Takes the pages of all shares, all or none, and copies pages that were shared.

@@ -337,3 +337,19 @@ fn failures_and_cancellations_leave_the_cache_sound() {
         }
     }
 }
+
+#[test]
+fn requests_are_never_lost_when_somebody_else_holds_the_pages() {
+    for config in [config(4, 20), cached(4, 20)] {
+        let mut model = Toy::new(None);
+        let mut session = Session::new(&model, &config).unwrap();
+        session.submit(specs(1).remove(0)).unwrap();
+        let outside = session.table().pool().lease(20).unwrap();
+        let error = session.run_to_end(&mut model, &mut |_| {}).unwrap_err();
+        let expected = "1 requests wait, and 0 of 20 pages can be had; leases outside the session hold the rest";
+        assert_eq!(error.to_string(), expected);
+        drop(outside);
+        session.run_to_end(&mut model, &mut |_| {}).unwrap();
+        assert_eq!(session.take_completion().unwrap().reason, FinishReason::Length);
+    }
+}
