@@ -12,6 +12,10 @@ use super::gguf::{GgufError, Metadata};
 
 const NAME: &str = "chat";
 
+/// Instructions that a template may run: far more than a long conversation needs, and an end to loops that have none.
+/// A template comes with a model file, from a stranger.
+const MAX_INSTRUCTIONS: u64 = 50_000_000;
+
 /// A message of a conversation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Message {
@@ -91,6 +95,7 @@ impl ChatTemplate {
         environment.set_trim_blocks(true);
         environment.set_lstrip_blocks(true);
         environment.set_unknown_method_callback(python_method);
+        environment.set_fuel(Some(MAX_INSTRUCTIONS));
         environment.add_function("raise_exception", raise);
         environment.add_template_owned(NAME, source.to_owned()).map_err(|source| ChatError::Parse { source })?;
         Ok(Self { environment, bos, eos })
@@ -205,5 +210,14 @@ mod tests {
         assert!(matches!(error, ChatError::Parse { .. }));
         let error = template("{{ messages[0].content.nope() }}").render(&[Message::user("a")], true).unwrap_err();
         assert!(matches!(error, ChatError::Render { .. }));
+    }
+
+    #[test]
+    fn a_template_that_never_ends_is_an_error_and_loop_controls_work() {
+        let endless = "{% for a in range(9999) %}{% for b in range(9999) %}{{ a }}{% endfor %}{% endfor %}";
+        let error = template(endless).render(&[Message::user("a")], true).unwrap_err();
+        assert!(matches!(error, ChatError::Render { .. }), "{error}");
+        let stops = "{% for m in messages %}{{ m.content }}{% break %}{% endfor %}";
+        assert_eq!(template(stops).render(&[Message::user("a"), Message::user("b")], true).unwrap(), "a");
     }
 }
