@@ -24,6 +24,17 @@ impl Stop {
     pub fn failed(why: impl Into<String>) -> Self {
         Self::Failed(why.into())
     }
+
+    /// A call that failed, with all that its error says of the causes.
+    pub(crate) fn error(call: &str, error: &dyn std::error::Error) -> Self {
+        let mut text = format!("{call}: {error}");
+        let mut source = error.source();
+        while let Some(cause) = source {
+            text.push_str(&format!(": {cause}"));
+            source = cause.source();
+        }
+        Self::Failed(text)
+    }
 }
 
 /// What a call wrote, as bits.
@@ -81,7 +92,7 @@ pub(crate) fn prepare(backend: &mut dyn AttentionBackend<Host>, batch: &Batch) -
         PrepareError::Unsupported { feature, .. } if !backend.capabilities().features.contains(feature) => {
             Stop::Refused(error.to_string())
         }
-        _ => Stop::failed(format!("prepare_metadata: {error}")),
+        _ => Stop::error("prepare_metadata", &error),
     })
 }
 
@@ -107,7 +118,7 @@ pub fn forward(
         Kv::Attend { cache: &problem.cache }
     };
     let io = Io { q: problem.q.view(), kv, out: out.view_mut(), lse: wants_lse.then_some(&mut lse[..]) };
-    backend.forward(step, layer, io).map_err(|error| Stop::failed(format!("forward: {error}")))?;
+    backend.forward(step, layer, io).map_err(|error| Stop::error("forward", &error))?;
     let run = Run {
         dtype: problem.case.q_dtype,
         shape: [rows, heads, dim],

@@ -65,7 +65,7 @@ impl<'a> Context<'a> {
                 Err(Stop::failed("it was refused without a reason"))
             }
             Err(error @ CreateError::Unsupported { .. }) => Err(Stop::Refused(error.to_string())),
-            Err(error) => Err(Stop::failed(format!("it could not be made: {error}"))),
+            Err(error) => Err(Stop::error("it could not be made", &error)),
         }
     }
 

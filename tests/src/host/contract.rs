@@ -45,7 +45,7 @@ fn stale(context: &Context<'_>, case: &Case) -> Result<f64, Stop> {
         }
     }
     forward(&problem, &mut *backend, &second, 0)?;
-    backend.explain(&second).map_err(|error| Stop::failed(format!("explain: {error}")))?;
+    backend.explain(&second).map_err(|error| Stop::error("explain", &error))?;
     Ok(0.0)
 }
 

@@ -72,15 +72,13 @@ fn start(backend: &mut dyn AttentionBackend<Host>, captured: &Captured) -> Resul
     if !backend.capabilities().features.contains(Feature::Graphs) {
         return Err(Stop::Refused("no graphs".to_owned()));
     }
-    backend
-        .init_capture_graph(&captured.limits)
-        .map_err(|error| Stop::failed(format!("init_capture_graph: {error}")))?;
+    backend.init_capture_graph(&captured.limits).map_err(|error| Stop::error("init_capture_graph", &error))?;
     let step = backend.prepare_for_capture(captured.bucket);
-    step.map_err(|error| Stop::failed(format!("prepare_for_capture: {error}")))
+    step.map_err(|error| Stop::error("prepare_for_capture", &error))
 }
 
 fn replay_with(backend: &mut dyn AttentionBackend<Host>, step: &mut Prepared, batch: &Batch) -> Result<(), Stop> {
-    backend.prepare_for_replay(step, batch).map_err(|error| Stop::failed(format!("prepare_for_replay: {error}")))
+    backend.prepare_for_replay(step, batch).map_err(|error| Stop::error("prepare_for_replay", &error))
 }
 
 fn replay(context: &Context<'_>, case: &Case) -> Result<f64, Stop> {
@@ -147,7 +145,7 @@ fn limits(context: &Context<'_>, case: &Case) -> Result<f64, Stop> {
         Err(CaptureError::UnknownBucket { .. }) => {}
         other => return Err(Stop::failed(format!("a bucket that was not declared was captured: {other:?}"))),
     }
-    backend.init_capture_graph(&captured.limits).map_err(|error| Stop::failed(format!("second init: {error}")))?;
+    backend.init_capture_graph(&captured.limits).map_err(|error| Stop::error("second init", &error))?;
     if forward(padded, &mut *backend, &step, 0).is_ok() || backend.prepare_for_replay(&mut step, &eager.batch()).is_ok()
     {
         return Err(Stop::failed("a captured step survived new capture limits"));
