@@ -183,7 +183,7 @@ struct MergeStatesParams {
   int32_t num_states;    // >= 1
   int32_t num_rows;
   int32_t num_heads;
-  int32_t head_dim;      // a multiple of 8
+  int32_t head_dim;      // a multiple of 8, <= 2048
 };
 
 // Which rule the checked flavour found broken. Kernels write the first record they find, then trap.
