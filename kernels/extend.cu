@@ -1,0 +1,511 @@
+// Attention for many query rows: prefill, chunked prefill, speculative tokens; paged or ragged KV, causal or not.
+//
+//   unit = (tile of query tokens, KV head, chunk of KV);  row = token x group + head, so a group shares its KV loads
+//
+// Grid: any; blocks are persistent and take ranges of units, by stride or by an atomic claim. A block holds kRows rows of q;
+// a warp owns 16 x kMt of them and sees all tokens. KV goes by in tiles of kTile tokens through two stages, the next one under
+// way while this one is used. A unit of more than kRows rows (a very large group) passes over its KV once for each kRows.
+// A row's arithmetic depends on its chunk and its place in the tile alone.
+//
+// Shared memory, bytes: kRows rows of q; 2 x kTile x (row of K + row of V); all rows padded by 16 against bank conflicts;
+//   the claimed range; the chunk's end and the unit (all threads read them there, to spare registers).
+// Registers, per thread: kMt x (kDv / 2 outputs + kTile / 2 scores).
+// Barriers: at the start of a pass, all warps are done with q and both stages; at the top of an iteration, the stage has
+//   arrived for all, and the other one, consumed before, may be overwritten. A warp's rows of q are its own scratch at the end.
+// Rows of K and V beyond the chunk are zero-filled, never read; surplus rows of q are zero and not written out.
+#include "primitives/cp_async.cuh"
+#include "primitives/fp8.cuh"
+#include "primitives/launch.cuh"
+#include "primitives/mask.cuh"
+#include "primitives/mma.cuh"
+#include "primitives/paged.cuh"
+#include "primitives/rows.cuh"
+#include "primitives/softmax.cuh"
+#include "primitives/units.cuh"
+
+namespace {
+
+using Cursor = UnitCursor<kKernelExtend, INT32_MAX>;
+
+constexpr int at_most(int x, int limit) { return x < limit ? x : limit; }
+
+template <class Q_, class KV_, int kDq_, int kDv_, bool kGeneral_, int kRows_>
+struct Config {
+  using Q = Q_;
+  using KV = KV_;
+  static constexpr int kDq = kDq_, kDv = kDv_, kRows = kRows_;
+  static constexpr bool kGeneral = kGeneral_;
+  static constexpr bool kFp8 = Same<KV, Fp8>::value;
+  template <bool, class A, class B>
+  struct Pick {
+    using T = A;
+  };
+  template <class A, class B>
+  struct Pick<false, A, B> {
+    using T = B;
+  };
+  using Math = typename Pick<kFp8, F16, Q>::T;  // e4m3 is a subset of f16
+
+  static constexpr int kMt = kRows == 128 && kDv <= 128 ? 2 : 1;  // 16-row tiles of a warp
+  static constexpr int kWarps = kRows / (16 * kMt);
+  static constexpr int kThreads = 32 * kWarps;
+  static constexpr bool kIsTight = kDq > 192 || (kDq == 192 && kDv == 128) || (kMt == 2 && kDv == 128 && (kGeneral || kFp8));
+  static constexpr int kTile = kIsTight ? 32 : 64;  // what registers and shared memory allow
+  static constexpr int kQRow = kDq * 2, kKRow = kDq * KV::kBytes, kVRow = kDv * KV::kBytes;  // bytes
+  static constexpr int kQPitch = kQRow + 16, kKPitch = kKRow + 16, kVPitch = kVRow + 16;     // odd numbers of 16-byte chunks
+  static constexpr int kStageBytes = kTile * (kKPitch + kVPitch);
+  static constexpr int kQBytes = kRows * kQPitch;
+  static constexpr int kClaimAt = kQBytes + 2 * kStageBytes;
+  static constexpr int kEndAt = kClaimAt + 4;
+  static constexpr int kUnitAt = kClaimAt + 16;
+  static constexpr int kSharedBytes = kUnitAt + static_cast<int>(sizeof(Cursor));
+
+  // Copying: kLanesPerRow threads share a row; each thread takes the rows r0, r0 + kRowsPerPass, ...
+  static constexpr int kLanesPerRow = at_most(kKRow % 128 == 0 ? 8 : kKRow % 64 == 0 ? 4 : 2, kVRow % 128 == 0 ? 8 : kVRow % 64 == 0 ? 4 : 2);
+  static constexpr int kKCopies = kKRow / 16 / kLanesPerRow, kVCopies = kVRow / 16 / kLanesPerRow;
+  static constexpr int kRowsPerPass = at_most(kThreads / kLanesPerRow, kTile);
+  static constexpr int kPasses = kTile / kRowsPerPass;
+  static_assert(kTile % kRowsPerPass == 0 && kDq % 16 == 0 && kDv % 16 == 0 && kDv <= kDq, "");
+};
+
+// Copies the tiles of one chunk, one after another.
+template <class C>
+struct Loader {
+  int pos;                // the next tile's first token
+  int pages[C::kPasses];  // of the next tile's rows
+
+  __device__ __forceinline__ void find_pages(const AttnParams& p, const Cursor& unit, int end) {
+    const int pages_begin = unit.facts.pages_begin;
+    const int r0 = threadIdx.x / C::kLanesPerRow;
+#pragma unroll
+    for (int i = 0; i < C::kPasses; ++i) {
+      const int t = pos + r0 + i * C::kRowsPerPass;
+      if (t < end) pages[i] = place_of<kKernelExtend>(p, pages_begin, t, -1).page;
+    }
+  }
+
+  __device__ __forceinline__ void issue(const AttnParams& p, const Cursor& unit, int end, uint32_t stage) {
+    const int kv_head = unit.kv_head;
+    const int r0 = threadIdx.x / C::kLanesPerRow, lane = threadIdx.x % C::kLanesPerRow;
+    if (r0 < C::kRowsPerPass) {
+      const char* k_base = ptr<const char>(p.k) + kv_head * p.k_stride_head * C::KV::kBytes + lane * 16;
+      const char* v_base = ptr<const char>(p.v) + kv_head * p.v_stride_head * C::KV::kBytes + lane * 16;
+#pragma unroll
+      for (int i = 0; i < C::kPasses; ++i) {
+        const int row = r0 + i * C::kRowsPerPass, t = pos + row;
+        const bool valid = t < end;
+        const Place place = {valid ? pages[i] : 0, t - page_of(p.page_magic, p.page_shift, t) * p.page_size};
+        const char* k = k_base + cache_offset(place, 0, p.k_stride_page, p.k_stride_token, 0) * C::KV::kBytes;
+        const char* v = v_base + cache_offset(place, 0, p.v_stride_page, p.v_stride_token, 0) * C::KV::kBytes;
+        const uint32_t k_to = stage + row * C::kKPitch + lane * 16, v_to = stage + C::kTile * C::kKPitch + row * C::kVPitch + lane * 16;
+#pragma unroll
+        for (int j = 0; j < C::kKCopies; ++j) cp_async16_or_zero(k_to + j * C::kLanesPerRow * 16, k + j * C::kLanesPerRow * 16, valid);
+#pragma unroll
+        for (int j = 0; j < C::kVCopies; ++j) cp_async16_or_zero(v_to + j * C::kLanesPerRow * 16, v + j * C::kLanesPerRow * 16, valid);
+      }
+    }
+  }
+};
+
+// Whether some row of the unit does not see some key of the tile at `begin` by causal mask, window or the chunk's end.
+template <class C>
+__device__ __forceinline__ bool needs_mask(const AttnParams& p, const TileFacts& t, int begin, int end) {
+  const KeyRange of_first = visible_keys(p, t.q_pos), of_last = visible_keys(p, t.q_pos + t.q_len - 1);
+  return begin + C::kTile > end || begin + C::kTile - 1 > of_first.last || begin < of_last.first;
+}
+
+// A warp's rows.
+template <class C>
+struct Rows {
+  float o[C::kMt][C::kDv / 8][4];  // C fragments; fp8: dims permuted within 16, see put_outputs
+  float m[C::kMt][2], l[C::kMt][2];
+};
+
+// Row of the block's pass that lane's half `half` of 16-row tile `mt` is.
+template <class C>
+__device__ __forceinline__ int row_in_pass(int mt, int half) {
+  return threadIdx.x / 32 * 16 * C::kMt + mt * 16 + threadIdx.x % 32 / 4 + half * 8;
+}
+
+// Starts copying the rows [first_row, first_row + kRows) of the unit's q.
+template <class C>
+__device__ __forceinline__ void issue_q(const AttnParams& p, const Cursor& unit, int first_row, uint32_t q_tile) {
+  const int num_rows = unit.facts.q_len * p.group_size;
+  constexpr int kLanes = 8, kRowsAtOnce = C::kThreads / kLanes;
+  const int lane = threadIdx.x % kLanes;
+#pragma unroll 4
+  for (int r = threadIdx.x / kLanes; r < C::kRows; r += kRowsAtOnce) {
+    const int row = first_row + r;
+    const bool valid = row < num_rows;
+    const int token = valid ? row / p.group_size : 0, head = unit.kv_head * p.group_size + (valid ? row - token * p.group_size : 0);
+    const char* from = ptr<const char>(p.q) + ((unit.facts.q_begin + token) * p.q_stride_row + head * p.q_stride_head) * 2;
+#pragma unroll
+    for (int chunk = lane; chunk < C::kQRow / 16; chunk += kLanes) cp_async16_or_zero(q_tile + r * C::kQPitch + chunk * 16, from + chunk * 16, valid);
+  }
+}
+
+// fp8 KV: the warp's rows of q become f16, dims within 16 in the order in which bytes of K come (see scores).
+template <class C>
+__device__ __forceinline__ void convert_q(unsigned char* q_tile) {
+  const int first = threadIdx.x / 32 * 16 * C::kMt;
+  for (int i = threadIdx.x % 32; i < 16 * C::kMt * (C::kDq / 16); i += 32) {
+    uint32_t* words = reinterpret_cast<uint32_t*>(q_tile + (first + i / (C::kDq / 16)) * C::kQPitch + i % (C::kDq / 16) * 32);
+    uint32_t w[8];
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float2 two = unpack2<typename C::Q>(words[j]);
+      w[j] = pack2<F16>(two.x, two.y);
+    }
+#pragma unroll
+    for (int j = 0; j < 4; ++j) words[j] = w[2 * j], words[4 + j] = w[2 * j + 1];
+  }
+  __syncwarp();
+}
+
+template <class C>
+using Scores = float[C::kMt][C::kTile / 8][4];
+
+// S = Q K^T for the warp's rows and all tokens of the tile.
+template <class C>
+__device__ __forceinline__ void scores(uint32_t q_tile, uint32_t k_tile, Scores<C>& s) {
+  using Math = typename C::Math;
+  const int lane = threadIdx.x % 32;
+  const uint32_t q_from = q_tile + (threadIdx.x / 32 * 16 * C::kMt + lane % 16) * C::kQPitch + lane / 16 * 16;
+  const uint32_t k_from = k_tile + (lane % 8 + lane / 16 * 8) * C::kKPitch + (lane / 8 & 1) * 16;
+#pragma unroll
+  for (int mt = 0; mt < C::kMt; ++mt) {
+#pragma unroll
+    for (int n = 0; n < C::kTile / 8; ++n) s[mt][n][0] = s[mt][n][1] = s[mt][n][2] = s[mt][n][3] = 0.0f;
+  }
+#pragma unroll
+  for (int k = 0; k < C::kKRow / 32; ++k) {
+    constexpr int kQSteps = C::kFp8 ? 2 : 1;  // 32 bytes of K are 32 dims in fp8
+    uint32_t a[C::kMt][kQSteps][4];
+#pragma unroll
+    for (int mt = 0; mt < C::kMt; ++mt) {
+#pragma unroll
+      for (int i = 0; i < kQSteps; ++i) ldmatrix4(a[mt][i], q_from + mt * 16 * C::kQPitch + (k * kQSteps + i) * 32);
+    }
+#pragma unroll
+    for (int n = 0; n < C::kTile / 16; ++n) {
+      uint32_t b[4];
+      ldmatrix4(b, k_from + n * 16 * C::kKPitch + k * 32);
+      if constexpr (C::kFp8) {
+        // Four neighbouring bytes a lane: bytes 0, 1 take the slots 2c of the contraction, bytes 2, 3 the slots 2c + 8.
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          uint32_t lo, hi;
+          fp8x4_to_f16(b[i], lo, hi);
+#pragma unroll
+          for (int mt = 0; mt < C::kMt; ++mt) mma<F16>(s[mt][2 * n + i / 2], a[mt][i % 2], lo, hi);
+        }
+      } else {
+#pragma unroll
+        for (int mt = 0; mt < C::kMt; ++mt) {
+          mma<Math>(s[mt][2 * n], a[mt][0], b[0], b[1]);
+          mma<Math>(s[mt][2 * n + 1], a[mt][0], b[2], b[3]);
+        }
+      }
+    }
+  }
+}
+
+// Softcap, ALiBi, then -inf for keys that a row does not see; `first_row`: of the pass.
+template <class C>
+__device__ __forceinline__ void mask_scores(const AttnParams& p, const Cursor& unit, int first_row, int tile_begin, int end, float scale, Scores<C>& s) {
+  const int num_rows = unit.facts.q_len * p.group_size;
+#pragma unroll
+  for (int mt = 0; mt < C::kMt; ++mt) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = min(first_row + row_in_pass<C>(mt, half), num_rows - 1), token = row / p.group_size;  // surplus rows: any
+      const int q_pos = unit.facts.q_pos + token;
+      const KeyRange keys = visible_keys(p, q_pos);
+      const int last = min(keys.last, end - 1);
+      float slope = 0.0f;
+      int64_t mask_begin = 0;
+      if constexpr (C::kGeneral) {
+        if (p.alibi_slopes != 0) slope = ptr<const float>(p.alibi_slopes)[unit.kv_head * p.group_size + row - token * p.group_size];
+        mask_begin = ptr<const AttnTile>(p.tiles)[unit.tile].mask_begin;
+      }
+      const int first = tile_begin + threadIdx.x % 4 * 2;
+#pragma unroll
+      for (int n = 0; n < C::kTile / 8; ++n) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int key = first + n * 8 + i;
+          float& x = s[mt][n][2 * half + i];
+          bool visible = key >= keys.first && key <= last;
+          if constexpr (C::kGeneral) {
+            x = shape_score(p, x * scale, slope, key - q_pos) * kLog2e;
+            if (p.custom_mask != 0 && visible) visible = mask_bit(p, mask_begin, unit.facts.kv_len, token, key);
+          }
+          if (!visible) x = -kInf;
+        }
+      }
+    }
+  }
+}
+
+// Weights as A fragments, 16 tokens each.
+template <class C>
+using Weights = uint32_t[C::kMt][C::kTile / 16][4];
+
+// Turns scores into weights, and rescales what was summed before.
+template <class C>
+__device__ __forceinline__ void softmax_step(Rows<C>& rows, float c, Scores<C>& s, Weights<C>& weights) {
+  using Math = typename C::Math;
+#pragma unroll
+  for (int mt = 0; mt < C::kMt; ++mt) {
+    float rescale[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float m = rows.m[mt][half];
+#pragma unroll
+      for (int n = 0; n < C::kTile / 8; ++n) m = fmaxf(m, fmaxf(s[mt][n][2 * half], s[mt][n][2 * half + 1]));
+      m = quad_max(m);
+      rescale[half] = rescale_factor(rows.m[mt][half], m, c);
+      rows.m[mt][half] = m;
+      const float offset = exponent_offset(m, c);
+      float l = rows.l[mt][half] * rescale[half];
+#pragma unroll
+      for (int n = 0; n < C::kTile / 8; ++n) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          float& x = s[mt][n][2 * half + i];
+          x = exp2_approx(fmaf(x, c, -offset));
+          l += x;
+        }
+      }
+      rows.l[mt][half] = l;
+    }
+#pragma unroll
+    for (int n = 0; n < C::kTile / 16; ++n) {
+      const float(&s0)[4] = s[mt][2 * n];
+      const float(&s1)[4] = s[mt][2 * n + 1];
+      weights[mt][n][0] = pack2<Math>(s0[0], s0[1]), weights[mt][n][1] = pack2<Math>(s0[2], s0[3]);
+      weights[mt][n][2] = pack2<Math>(s1[0], s1[1]), weights[mt][n][3] = pack2<Math>(s1[2], s1[3]);
+    }
+    if (__any_sync(~0u, rescale[0] != 1.0f || rescale[1] != 1.0f)) {
+#pragma unroll
+      for (int i = 0; i < C::kDv / 8; ++i) {
+        rows.o[mt][i][0] *= rescale[0], rows.o[mt][i][1] *= rescale[0];
+        rows.o[mt][i][2] *= rescale[1], rows.o[mt][i][3] *= rescale[1];
+      }
+    }
+  }
+}
+
+// O += P V.
+template <class C>
+__device__ __forceinline__ void add_values(Rows<C>& rows, uint32_t v_tile, const Weights<C>& weights) {
+  using Math = typename C::Math;
+  const int lane = threadIdx.x % 32;
+  const uint32_t from = v_tile + lane % 16 * C::kVPitch + lane / 16 * 16;
+#pragma unroll
+  for (int n = 0; n < C::kTile / 16; ++n) {
+#pragma unroll
+    for (int i = 0; i < C::kVRow / 32; ++i) {
+      uint32_t b[4];
+      ldmatrix4_trans(b, from + n * 16 * C::kVPitch + i * 32);
+      if constexpr (C::kFp8) {
+        // A 16-bit element is two dims; bytes are sorted into (even, even, odd, odd) dims of tokens 2c, 2c + 1.
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          uint32_t even0, odd0, even1, odd1;
+          fp8x4_to_f16(__byte_perm(b[2 * j], 0, 0x3120), even0, odd0);
+          fp8x4_to_f16(__byte_perm(b[2 * j + 1], 0, 0x3120), even1, odd1);
+#pragma unroll
+          for (int mt = 0; mt < C::kMt; ++mt) {
+            mma<F16>(rows.o[mt][4 * i + 2 * j], weights[mt][n], even0, even1);
+            mma<F16>(rows.o[mt][4 * i + 2 * j + 1], weights[mt][n], odd0, odd1);
+          }
+        }
+      } else {
+#pragma unroll
+        for (int mt = 0; mt < C::kMt; ++mt) {
+          mma<Math>(rows.o[mt][2 * i], weights[mt][n], b[0], b[1]);
+          mma<Math>(rows.o[mt][2 * i + 1], weights[mt][n], b[2], b[3]);
+        }
+      }
+    }
+  }
+}
+
+// Stores a row's pairs (fp8: quadruples) of outputs through `put(dim, values...)`, dims in their own order.
+template <class C, class Put2, class Put4>
+__device__ __forceinline__ void put_outputs(const float (&o)[C::kDv / 8][4], int half, float scale, Put2 put2, Put4 put4) {
+  const int c = threadIdx.x % 4;
+  if constexpr (C::kFp8) {
+#pragma unroll
+    for (int i = 0; i < C::kDv / 16; ++i) {  // fragments 2i, 2i + 1: even and odd dims of 16
+      put4(i * 16 + 4 * c, make_float4(o[2 * i][2 * half] * scale, o[2 * i + 1][2 * half] * scale, o[2 * i][2 * half + 1] * scale, o[2 * i + 1][2 * half + 1] * scale));
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < C::kDv / 8; ++i) put2(i * 8 + 2 * c, make_float2(o[i][2 * half] * scale, o[i][2 * half + 1] * scale));
+  }
+}
+
+// Partial states of the warp's rows, to the workspace.
+template <class C>
+__device__ __forceinline__ void write_partials(const AttnParams& p, const Cursor& unit, int first_row, float c, Rows<C>& rows) {
+  const int num_rows = unit.facts.q_len * p.group_size;
+  const int64_t base = partial_row(p, unit.tile, unit.facts, unit.kv_head, unit.chunk);
+#pragma unroll
+  for (int mt = 0; mt < C::kMt; ++mt) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float l = quad_sum(rows.l[mt][half]);
+      const int row = first_row + row_in_pass<C>(mt, half);
+      if (row >= num_rows) continue;
+      const float lse2 = lse_base2(rows.m[mt][half], l, c);
+      const RowEnd end = end_row(l, lse2, -kInf);
+      float* to = ptr<float>(p.partial_out) + (base + row) * C::kDv;
+      put_outputs<C>(
+          rows.o[mt], half, end.scale * p.v_scale, [&](int d, float2 x) { *reinterpret_cast<float2*>(to + d) = x; },
+          [&](int d, float4 x) { *reinterpret_cast<float4*>(to + d) = x; });
+      if (threadIdx.x % 4 == 0) ptr<float>(p.partial_lse)[base + row] = lse2;
+    }
+  }
+}
+
+// Results of the warp's rows, by way of its rows of q in shared memory, so that stores are 16 bytes wide and whole rows.
+template <class C>
+__device__ __forceinline__ void write_results(const AttnParams& p, const Cursor& unit, int first_row, float c, Rows<C>& rows, unsigned char* q_tile) {
+  using Q = typename C::Q;
+  const int num_rows = unit.facts.q_len * p.group_size;
+#pragma unroll
+  for (int mt = 0; mt < C::kMt; ++mt) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float l = quad_sum(rows.l[mt][half]);
+      const int in_pass = row_in_pass<C>(mt, half), row = min(first_row + in_pass, num_rows - 1);
+      const int token = row / p.group_size, head = unit.kv_head * p.group_size + row - token * p.group_size;
+      const RowEnd end = end_row(l, lse_base2(rows.m[mt][half], l, c), sink_of(p, head));
+      unsigned char* to = q_tile + in_pass * C::kQPitch;
+      put_outputs<C>(
+          rows.o[mt], half, end.scale * p.v_scale, [&](int d, float2 x) { *reinterpret_cast<uint32_t*>(to + d * 2) = pack2<Q>(x.x, x.y); },
+          [&](int d, float4 x) { *reinterpret_cast<uint2*>(to + d * 2) = make_uint2(pack2<Q>(x.x, x.y), pack2<Q>(x.z, x.w)); });
+      if (threadIdx.x % 4 == 0 && first_row + in_pass < num_rows) store_lse(p, unit.facts.q_begin + token, head, end.lse);
+    }
+  }
+  __syncwarp();
+  constexpr int kChunks = C::kDv / 8;
+  const int first = threadIdx.x / 32 * 16 * C::kMt;
+#pragma unroll 4
+  for (int i = threadIdx.x % 32; i < 16 * C::kMt * kChunks; i += 32) {
+    const int in_pass = first + i / kChunks, chunk = i % kChunks, row = first_row + in_pass;
+    if (row >= num_rows) break;
+    const int token = row / p.group_size, head = unit.kv_head * p.group_size + row - token * p.group_size;
+    const int64_t at = (unit.facts.q_begin + token) * p.out_stride_row + head * p.out_stride_head + chunk * 8;
+    *reinterpret_cast<uint4*>(ptr<uint16_t>(p.out) + at) = *reinterpret_cast<const uint4*>(q_tile + in_pass * C::kQPitch + chunk * 16);
+  }
+}
+
+// One pass of a unit: the rows [first_row, first_row + kRows) over the chunk.
+template <class C>
+__device__ __forceinline__ void pass(const AttnParams& p, const Cursor& unit, int first_row, unsigned char* shared) {
+  const uint32_t q_tile = shared_address(shared), stages = q_tile + C::kQBytes;
+  const float scale = p.sm_scale * p.k_scale;
+  const float c = C::kGeneral ? 1.0f : scale * kLog2e;  // general: scores are shaped, in base 2, before the softmax
+  Rows<C> rows;
+#pragma unroll
+  for (int mt = 0; mt < C::kMt; ++mt) {
+    rows.m[mt][0] = rows.m[mt][1] = -kInf, rows.l[mt][0] = rows.l[mt][1] = 0.0f;
+#pragma unroll
+    for (int i = 0; i < C::kDv / 8; ++i) rows.o[mt][i][0] = rows.o[mt][i][1] = rows.o[mt][i][2] = rows.o[mt][i][3] = 0.0f;
+  }
+  Loader<C> loader;
+  int& end = *reinterpret_cast<int*>(shared + C::kEndAt);  // all write the same
+  chunk_bounds(unit.facts, unit.chunk, loader.pos, end);
+  if (loader.pos < end) {
+    loader.find_pages(p, unit, end);
+    issue_q<C>(p, unit, first_row, q_tile);
+    loader.issue(p, unit, end, stages);
+  }
+  cp_async_commit();
+  loader.pos += C::kTile;
+  loader.find_pages(p, unit, end);
+  uint32_t stage = stages;
+  bool is_first = true;
+#pragma unroll 1
+  while (loader.pos - C::kTile < end) {
+    cp_async_wait<0>();
+    __syncthreads();
+    const uint32_t next_stage = 2 * stages + C::kStageBytes - stage;
+    if (loader.pos < end) loader.issue(p, unit, end, next_stage);
+    cp_async_commit();
+    if (C::kFp8 && is_first) convert_q<C>(shared);
+    is_first = false;
+    Scores<C> s;
+    scores<C>(q_tile, stage, s);
+    const int begin = loader.pos - C::kTile;
+    if (C::kGeneral || needs_mask<C>(p, unit.facts, begin, end)) mask_scores<C>(p, unit, first_row, begin, end, scale, s);
+    Weights<C> weights;
+    softmax_step<C>(rows, c, s, weights);
+    loader.pos += C::kTile;
+    loader.find_pages(p, unit, end);  // needed after the next barrier; here registers are free
+    add_values<C>(rows, stage + C::kTile * C::kKPitch, weights);
+    stage = next_stage;
+  }
+  if (unit.facts.num_chunks > 1) {
+    write_partials<C>(p, unit, first_row, c, rows);
+  } else {
+    write_results<C>(p, unit, first_row, c, rows, shared);
+  }
+}
+
+template <class C>
+__device__ __forceinline__ void extend(const AttnParams& p) {
+  extern __shared__ __align__(128) unsigned char shared[];
+  int* claimed = reinterpret_cast<int*>(shared + C::kClaimAt);
+  check_shape<kKernelExtend, C::kDq, C::kDv>(p);
+  wait_for_previous();
+  const bool claims = p.claim != 0;
+  Cursor& unit = *reinterpret_cast<Cursor*>(shared + C::kUnitAt);
+  Cursor next;
+  next.init(p);
+  if (claims) {
+    if (threadIdx.x == 0) *claimed = atomicAdd(ptr<int>(p.claim), 1);
+    __syncthreads();
+    next.range = *claimed;
+  }
+  while (next.next(p, claims ? 0 : static_cast<int>(gridDim.x))) {
+    __syncthreads();  // all are done with the last unit
+    if (threadIdx.x == 0) {
+      unit = next;
+      // The next range is claimed while the last unit of this one is computed.
+      if (claims && next.left == 0) *claimed = atomicAdd(ptr<int>(p.claim), 1);
+    }
+    const int num_rows = next.facts.q_len * p.group_size;
+    for (int first_row = 0; first_row < num_rows; first_row += C::kRows) {
+      __syncthreads();
+      pass<C>(p, unit, first_row, shared);
+    }
+    next = unit;
+    if (claims && next.left == 0) next.range = *claimed;
+  }
+  zero_padding_rows<typename C::Q, C::kDv>(p);
+  launch_dependents();
+  if (claims && threadIdx.x == 0) {
+    __threadfence();
+    if (atomicAdd(ptr<int>(p.claim) + 1, 1) == static_cast<int>(gridDim.x) - 1) {  // the last block leaves zeros
+      ptr<int>(p.claim)[0] = 0;
+      ptr<int>(p.claim)[1] = 0;
+    }
+  }
+}
+
+}  // namespace
+
+#define bf16 Bf16
+#define f16 F16
+#define fp8 Fp8
+#define KERNEL(name, q, kv, dqk, dvo, general, threads, shared_bytes, blocks, rows)                                                  \
+  static_assert(Config<q, kv, dqk, dvo, general, rows>::kThreads == threads, "the list states the block size");                      \
+  static_assert(Config<q, kv, dqk, dvo, general, rows>::kSharedBytes == shared_bytes, "the list states the shared memory");          \
+  extern "C" __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ AttnParams p) {                         \
+    extend<Config<q, kv, dqk, dvo, general, rows>>(p);                                                                               \
+  }
+#include "extend.inst"
