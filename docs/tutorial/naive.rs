@@ -3,7 +3,7 @@
 use attn_metadata::plan::{Chunking, Plan, PlanConfig, PlanReport};
 use attn_metadata::{
     AttentionBackend, BackendConfig, BackendEntry, Batch, BoxedBackend, Bucket, Capabilities, CaptureError,
-    CaptureLimits, CreateError, DimRule, FeatureSet, Host, Io, Kv, Layer, Lse, ModelSpec, PlanGroup, PoolShape,
+    CaptureLimits, CreateError, DimRule, FeatureSet, Host, Io, Kv, Layer, Lse, ModelSpec, PLAIN, PlanGroup, PoolShape,
     PrepareError, Prepared, Request, RunError, SizeRule, Steps, SubBatch, check_batch, check_io,
 };
 use kvpool::{Dtype, KvDtype, Slot};
@@ -27,6 +27,7 @@ pub fn entry() -> BackendEntry<Host> {
 fn capabilities() -> Capabilities {
     let any = SizeRule::UpTo(u32::MAX);
     Capabilities {
+        families: vec![PLAIN],
         q_dtypes: Dtype::ALL.to_vec(),
         kv_dtypes: KvDtype::ALL.to_vec(),
         head_dims: DimRule::Independent { qk: any.clone(), vo: any.clone() },
@@ -79,7 +80,7 @@ impl AttentionBackend<Host> for NaiveBackend {
         if let Kv::Append { cache, k, v } = &mut io.kv {
             let mut slots = batch.slot_mapping().unwrap_or_default().to_vec();
             slots.resize(k.rows(), Slot::PADDING);
-            cache.append(&slots, k, v).map_err(|source| RunError::Append { layer, source })?;
+            cache.append(&slots, k, v.as_ref()).map_err(|source| RunError::Append { layer, source })?;
         }
         attend_all(batch, &self.config.model.layers()[layer], io);
         Ok(())
@@ -116,7 +117,7 @@ impl AttentionBackend<Host> for NaiveBackend {
 
 /// Writes every row of the step: zeros to the padding, and what each query of each request sees to its own.
 fn attend_all(batch: &Batch, layer: &Layer, io: Io<'_, Host>) {
-    let Io { q, kv, mut out, mut lse } = io;
+    let Io { q, kv, mut out, mut lse, .. } = io;
     let (heads, cache) = (layer.heads(), kv.cache());
     let padding = batch.num_used_rows() as usize..q.rows();
     for row in if batch.writes_padding() { padding } else { 0..0 } {

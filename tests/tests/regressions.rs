@@ -56,7 +56,7 @@ fn decode_two(entry: BackendEntry<Host>, q: [f32; 2], poison: bool) -> ([f32; 2]
     let (mut keys, values) = (vec![1.0f32; 3000], vec![1.0f32; 3000]);
     keys[2900] = if poison { f32::NAN } else { 1.0 };
     let tensor = |data| HostTensor::packed(data, [3000, 1, 1]).unwrap();
-    cache.append(&slots, &tensor(&keys[..]), &tensor(&values[..])).unwrap();
+    cache.append(&slots, &tensor(&keys[..]), Some(&tensor(&values[..]))).unwrap();
     let raw = RawBatch {
         num_rows: 2,
         qo_indptr: &[0, 1, 2],
@@ -72,6 +72,7 @@ fn decode_two(entry: BackendEntry<Host>, q: [f32; 2], poison: bool) -> ([f32; 2]
     let io = Io {
         q: HostTensor::packed(&q[..], [2, 1, 1]).unwrap(),
         kv: Kv::Attend { cache: &cache },
+        side: None,
         out: HostTensorMut::packed(&mut out[..], [2, 1, 1]).unwrap(),
         lse: Some(&mut lse[..]),
     };

@@ -8,7 +8,7 @@ use crate::capture::{Bucket, CaptureLimits};
 use crate::error::{CaptureError, PrepareError, RunError};
 use crate::model::ModelSpec;
 use crate::plan::PlanReport;
-use crate::space::{CacheFacts, Io, Kv, Space, TensorFacts};
+use crate::space::{Io, Space};
 use crate::steps::Prepared;
 
 /// The largest batch that a backend will be given: decides its buffers.
@@ -131,70 +131,6 @@ pub fn check_batch(
     let needs = [(Feature::CustomMask, batch.custom_mask().is_some()), (Feature::Extend, batch.max_q_len() > 1)];
     match needs.into_iter().find(|(feature, needed)| *needed && !capabilities.features.contains(*feature)) {
         Some((feature, _)) => Err(PrepareError::Unsupported { backend, feature }),
-        None => Ok(()),
-    }
-}
-
-/// Checks the tensors of a call against the model's layer and the step: what every `forward` does first.
-///
-/// # Errors
-/// [`RunError`] for the first thing that does not fit.
-pub fn check_io<S: Space>(model: &ModelSpec, step: &Prepared, layer: usize, io: &Io<'_, S>) -> Result<(), RunError> {
-    let num_layers = model.layers().len();
-    let spec = model.layers().get(layer).ok_or(RunError::NoSuchLayer { got: layer, num_layers })?;
-    let heads = spec.heads();
-    let rows = step.num_rows() as usize;
-    let check = |tensor, facts: TensorFacts, num_heads: u32, dim: u32| {
-        let expected = [rows, num_heads as usize, dim as usize];
-        if facts.shape != expected {
-            return Err(RunError::Shape { tensor, layer, expected, got: facts.shape });
-        }
-        if facts.dtype != model.q_dtype() {
-            let (expected, got) = (model.q_dtype().name(), facts.dtype.name());
-            return Err(RunError::Dtype { tensor, layer, expected, got });
-        }
-        Ok(())
-    };
-    check("q", S::tensor_facts(&io.q), heads.num_qo_heads, heads.head_dim_qk)?;
-    check("out", S::tensor_mut_facts(&io.out), heads.num_qo_heads, heads.head_dim_vo)?;
-    let cache = match &io.kv {
-        Kv::Attend { cache } => S::cache_facts(cache),
-        Kv::Append { cache, k, v } => {
-            check("k", S::tensor_facts(k), heads.num_kv_heads, heads.head_dim_qk)?;
-            check("v", S::tensor_facts(v), heads.num_kv_heads, heads.head_dim_vo)?;
-            S::cache_facts(&S::share_cache(cache))
-        }
-    };
-    let needed = CacheFacts::needed(heads, step.num_pool_pages(), model.page_size(), model.kv_dtype());
-    check_cache(layer, &needed, &cache)?;
-    let call_appends = matches!(io.kv, Kv::Append { .. });
-    if call_appends != step.appends() {
-        return Err(RunError::AppendMismatch { layer, batch_appends: step.appends() });
-    }
-    let expected = rows * heads.num_qo_heads as usize;
-    match io.lse.as_ref().map(S::lse_len) {
-        Some(got) if got != expected => Err(RunError::LseLen { layer, expected, got }),
-        _ => Ok(()),
-    }
-}
-
-fn check_cache(layer: usize, needed: &CacheFacts, got: &CacheFacts) -> Result<(), RunError> {
-    if needed.dtype != got.dtype {
-        let (expected, got) = (needed.dtype.name(), got.dtype.name());
-        return Err(RunError::Dtype { tensor: "cache", layer, expected, got });
-    }
-    let exact = [
-        ("tokens in a page", needed.page_size.get(), got.page_size.get()),
-        ("KV heads", needed.num_kv_heads, got.num_kv_heads),
-        ("elements in a key", needed.head_dim_k, got.head_dim_k),
-        ("elements in a value", needed.head_dim_v, got.head_dim_v),
-    ];
-    let wrong = exact.into_iter().find(|(_, expected, got)| expected != got);
-    let few = (got.num_pages < needed.num_pages).then_some(("pages", needed.num_pages, got.num_pages));
-    match wrong.or(few) {
-        Some((what, expected, got)) => {
-            Err(RunError::Cache { layer, what, expected: u64::from(expected), got: u64::from(got) })
-        }
         None => Ok(()),
     }
 }

@@ -29,11 +29,13 @@ pub enum Feature {
     Extend,
     /// The capture and replay hooks.
     Graphs,
+    /// Values that are columns of the keys: latent caches.
+    ValuesInKeys,
 }
 
 impl Feature {
     /// Every feature, in display order.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Full,
         Self::Window,
         Self::Softcap,
@@ -43,6 +45,7 @@ impl Feature {
         Self::Lse,
         Self::Extend,
         Self::Graphs,
+        Self::ValuesInKeys,
     ];
 
     /// Short name for tables and messages.
@@ -58,6 +61,7 @@ impl Feature {
             Self::Lse => "lse",
             Self::Extend => "extend",
             Self::Graphs => "graphs",
+            Self::ValuesInKeys => "values in keys",
         }
     }
 }
@@ -188,6 +192,8 @@ impl fmt::Display for DimRule {
 /// What one layer of a model asks of a backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Requirements {
+    /// Name of the family, or [`PLAIN`](crate::PLAIN).
+    pub family: &'static str,
     /// Head counts and widths.
     pub heads: HeadShape,
     /// Dtype of q, new k and v, and out.
@@ -204,6 +210,13 @@ pub struct Requirements {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Reason {
+    /// The family of attention is not supported.
+    Family {
+        /// What was asked.
+        got: &'static str,
+        /// What there is.
+        supported: Vec<&'static str>,
+    },
     /// The dtype of q is not supported.
     QDtype {
         /// What was asked.
@@ -253,6 +266,9 @@ pub enum Reason {
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Family { got, supported } => {
+                write!(f, "{got} attention is not among {}", supported.join(", "))
+            }
             Self::QDtype { got, supported } => {
                 write!(f, "q dtype {got} is not among {}", list(supported))
             }
@@ -277,6 +293,8 @@ fn list<T: fmt::Display>(items: &[T]) -> String {
 /// What a backend can do. Data, so that it can be printed, compared and tested.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capabilities {
+    /// Families of attention, by name; [`PLAIN`](crate::PLAIN) for the plain one.
+    pub families: Vec<&'static str>,
     /// Dtypes of q, new k and v, and out.
     pub q_dtypes: Vec<Dtype>,
     /// Dtypes of the stored KV.
@@ -298,6 +316,9 @@ impl Capabilities {
     /// Every reason why not; never an empty list.
     pub fn supports(&self, asked: &Requirements) -> Result<(), Vec<Reason>> {
         let mut reasons = Vec::new();
+        if !self.families.contains(&asked.family) {
+            reasons.push(Reason::Family { got: asked.family, supported: self.families.clone() });
+        }
         if !self.q_dtypes.contains(&asked.q_dtype) {
             reasons.push(Reason::QDtype { got: asked.q_dtype, supported: self.q_dtypes.clone() });
         }
@@ -342,9 +363,11 @@ impl Capabilities {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::family::PLAIN;
 
     fn narrow() -> Capabilities {
         Capabilities {
+            families: vec![PLAIN],
             q_dtypes: vec![Dtype::Bf16],
             kv_dtypes: vec![KvDtype::Bf16],
             head_dims: DimRule::Pairs(vec![(128, 128)]),
@@ -357,6 +380,7 @@ mod tests {
     #[test]
     fn every_reason_is_listed_at_once() {
         let asked = Requirements {
+            family: "mla",
             heads: HeadShape::new(6, 2, 64),
             q_dtype: Dtype::F32,
             kv_dtype: KvDtype::Fp8E4m3,
@@ -368,6 +392,7 @@ mod tests {
         assert_eq!(
             text,
             [
+                "mla attention is not among plain",
                 "q dtype f32 is not among bf16",
                 "KV dtype fp8_e4m3 is not among bf16",
                 "head dims qk 64, vo 64 are not supported (there is: 128/128)",
@@ -382,6 +407,7 @@ mod tests {
     #[test]
     fn what_is_supported_has_no_reasons() {
         let asked = Requirements {
+            family: PLAIN,
             heads: HeadShape::new(8, 2, 128),
             q_dtype: Dtype::Bf16,
             kv_dtype: KvDtype::Bf16,

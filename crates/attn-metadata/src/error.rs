@@ -1,5 +1,6 @@
 //! Errors of the backend trait, one enum for each verb.
 
+use kvpool::KvSpec;
 use thiserror::Error;
 
 use crate::capability::{Feature, Reason};
@@ -24,6 +25,14 @@ pub enum CreateError {
         extend: &'static str,
         /// The part for requests that decode.
         decode: &'static str,
+    },
+    /// A router's layers are not those of its parts.
+    #[error("layer {layer} is not the layer that backend {backend} was made for")]
+    RoutedLayer {
+        /// The layer of the whole model.
+        layer: usize,
+        /// The part that it is routed to.
+        backend: &'static str,
     },
     /// The environment failed.
     #[error("backend {backend} could not be started")]
@@ -136,8 +145,10 @@ pub enum RunError {
         got: usize,
     },
     /// The cache does not fit the layer or the batch's pool.
-    #[error("the cache has {got} {what}, {expected} is needed (layer {layer})")]
+    #[error("the {cache} has {got} {what}, {expected} is needed (layer {layer})")]
     Cache {
+        /// Which cache.
+        cache: &'static str,
         /// The layer.
         layer: usize,
         /// What does not fit.
@@ -146,6 +157,34 @@ pub enum RunError {
         expected: u64,
         /// Value given.
         got: u64,
+    },
+    /// The cache keeps something else of a token than the layer does.
+    #[error("the {cache} keeps {got}; {expected} is needed (layer {layer})")]
+    CacheSpec {
+        /// Which cache.
+        cache: &'static str,
+        /// The layer.
+        layer: usize,
+        /// What is needed.
+        expected: KvSpec,
+        /// What it keeps.
+        got: KvSpec,
+    },
+    /// A tensor that the layer needs was not given.
+    #[error("{tensor} is missing (layer {layer})")]
+    Missing {
+        /// Which tensor.
+        tensor: &'static str,
+        /// The layer.
+        layer: usize,
+    },
+    /// A tensor was given that the layer has no use for.
+    #[error("{tensor} was given, and the layer has none (layer {layer})")]
+    Unwanted {
+        /// Which tensor.
+        tensor: &'static str,
+        /// The layer.
+        layer: usize,
     },
     /// The batch appends, the call does not, or the other way round.
     #[error("{} (layer {layer})", if *batch_appends {

@@ -1,6 +1,6 @@
 //! The host space: tensors and caches in main memory.
 
-use kvpool::{HostKv, HostTensor, HostTensorMut};
+use kvpool::{HostKv, HostTensor, HostTensorMut, KvShape};
 
 use crate::lse::Lse;
 use crate::space::{CacheFacts, Space, TensorFacts};
@@ -61,14 +61,7 @@ impl Space for Host {
     }
 
     fn cache_facts(cache: &&HostKv) -> CacheFacts {
-        let shape = cache.shape();
-        CacheFacts {
-            num_pages: shape.num_pages,
-            page_size: shape.page_size,
-            num_kv_heads: shape.num_kv_heads,
-            head_dim_k: shape.head_dim_k,
-            head_dim_v: shape.head_dim_v,
-            dtype: cache.format().dtype(),
-        }
+        let KvShape { num_pages, page_size, .. } = cache.shape();
+        CacheFacts { num_pages, page_size, spec: cache.spec(), dtype: cache.format().dtype() }
     }
 }

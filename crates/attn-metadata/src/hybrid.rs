@@ -3,15 +3,16 @@
 //! A batch is cut by request, so a request meets the same backend whatever its neighbours do in that step. The
 //! sub-batch that extends runs first and appends the new KV of all rows.
 
-use crate::backend::{AttentionBackend, BatchLimits, check_batch, check_io};
+use crate::backend::{AttentionBackend, BatchLimits, check_batch};
 use crate::batch::{Batch, PoolShape, Request, SubBatch};
 use crate::capability::{Capabilities, DimRule, Feature, FeatureSet, SizeRule};
 use crate::capture::{Bucket, CaptureLimits};
+use crate::check::check_io;
 use crate::error::{CaptureError, CreateError, PrepareError, RunError};
 use crate::model::ModelSpec;
 use crate::plan::PlanReport;
 use crate::registry::BoxedBackend;
-use crate::space::{Io, Kv, Space};
+use crate::space::{Io, Space};
 use crate::steps::{Prepared, Steps};
 
 /// Runs requests of few query tokens on one backend and the others on another.
@@ -49,7 +50,7 @@ impl<S: Space> HybridBackend<S> {
     /// `decode`. The limits hold for the whole batch, of which each part sees some requests.
     ///
     /// # Errors
-    /// [`CreateError::Unsupported`] where either cannot run the model, [`CreateError::DifferentModels`].
+    /// [`CreateError::DifferentModels`].
     pub fn new(
         extend: BoxedBackend<S>,
         decode: BoxedBackend<S>,
@@ -58,10 +59,6 @@ impl<S: Space> HybridBackend<S> {
     ) -> Result<Self, CreateError> {
         if extend.model() != decode.model() {
             return Err(CreateError::DifferentModels { extend: extend.name(), decode: decode.name() });
-        }
-        for backend in [&extend, &decode] {
-            let checked = backend.capabilities().supports_model(extend.model());
-            checked.map_err(|reasons| CreateError::Unsupported { backend: backend.name(), reasons })?;
         }
         let pool = PoolShape { num_pages: 0, page_size: extend.model().page_size() };
         let capabilities = intersection(extend.capabilities(), decode.capabilities());
@@ -128,10 +125,7 @@ impl<S: Space> AttentionBackend<S> for HybridBackend<S> {
         let parts = steps.get(step)?.as_ref().expect("a live plan has parts");
         check_io(extend.model(), step, layer, &io)?;
         extend.forward(&parts.extend, layer, io.reborrow())?;
-        let Io { q, kv, mut out, mut lse } = io;
-        let (q, cache) = (S::shorten(&q), kv.cache());
-        let (out, lse) = (S::reborrow(&mut out), lse.as_mut().map(S::reborrow_lse));
-        decode.forward(&parts.decode, layer, Io { q, kv: Kv::Attend { cache }, out, lse })
+        decode.forward(&parts.decode, layer, io.attending())
     }
 
     fn explain(&self, step: &Prepared) -> Result<PlanReport, RunError> {
@@ -169,9 +163,10 @@ impl<S: Space> AttentionBackend<S> for HybridBackend<S> {
 }
 
 /// What both parts can do.
-fn intersection(a: &Capabilities, b: &Capabilities) -> Capabilities {
+pub(crate) fn intersection(a: &Capabilities, b: &Capabilities) -> Capabilities {
     let common = |f: &Feature| a.features.contains(*f) && b.features.contains(*f);
     Capabilities {
+        families: both(&a.families, &b.families),
         q_dtypes: both(&a.q_dtypes, &b.q_dtypes),
         kv_dtypes: both(&a.kv_dtypes, &b.kv_dtypes),
         head_dims: both_dims(&a.head_dims, &b.head_dims),

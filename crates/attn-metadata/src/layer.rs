@@ -5,9 +5,12 @@
 
 use std::fmt;
 
+use kvpool::{KvSpec, Values};
 use thiserror::Error;
 
-/// Head counts and widths of one layer.
+use crate::family::{Family, FamilyRef, PLAIN, SideSpec};
+
+/// Head counts and widths of one layer, as q and out have them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct HeadShape {
     /// Query (and output) heads, ≥ 1.
@@ -61,6 +64,10 @@ pub struct LayerParams {
     pub sinks: Option<Vec<f32>>,
     /// ALiBi slopes, finite. `[num_qo_heads]`.
     pub alibi_slopes: Option<Vec<f32>>,
+    /// Whether a value is the first `head_dim_vo` columns of its key, so that only keys are stored.
+    pub values_in_keys: bool,
+    /// What the layer is beyond plain attention.
+    pub family: Option<FamilyRef>,
 }
 
 impl LayerParams {
@@ -76,7 +83,17 @@ impl LayerParams {
             softcap: None,
             sinks: None,
             alibi_slopes: None,
+            values_in_keys: false,
+            family: None,
         }
+    }
+
+    /// What a plain layer of these heads keeps of a token.
+    #[must_use]
+    pub const fn plain_kv(&self) -> KvSpec {
+        let HeadShape { num_kv_heads, head_dim_qk, head_dim_vo, .. } = self.heads;
+        let values = if self.values_in_keys { Values::InKeys(head_dim_vo) } else { Values::Own(head_dim_vo) };
+        KvSpec { num_kv_heads, head_dim_k: head_dim_qk, values }
     }
 }
 
@@ -128,12 +145,30 @@ pub enum LayerError {
         /// What is accepted.
         needed: &'static str,
     },
+    /// Values that are columns of the keys do not fit into them.
+    #[error("values of {value_dim} elements cannot be columns of keys of {key_dim}")]
+    ValuesWiderThanKeys {
+        /// Width of a value.
+        value_dim: u32,
+        /// Width of a key.
+        key_dim: u32,
+    },
+    /// The family does not go with the layer.
+    #[error("{family} attention: {why}")]
+    Family {
+        /// The family.
+        family: &'static str,
+        /// What does not fit.
+        why: String,
+    },
 }
 
 /// One attention layer: validated, immutable.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Layer {
     params: LayerParams,
+    kv: KvSpec,
+    side: Option<SideSpec>,
 }
 
 impl Layer {
@@ -152,7 +187,46 @@ impl Layer {
             s.is_finite() || s == f32::NEG_INFINITY
         })?;
         check_per_head("alibi_slopes", params.alibi_slopes.as_deref(), heads, "a finite number", f32::is_finite)?;
-        Ok(Self { params })
+        if let Some(family) = &params.family {
+            family.check(&params).map_err(|why| LayerError::Family { family: family.name(), why })?;
+        }
+        let kv = params.family.as_ref().map_or(params.plain_kv(), |family| family.kv(&params));
+        let side = params.family.as_ref().and_then(|family| family.side());
+        check_kv(&kv)?;
+        if let Some(side) = &side {
+            check_side(side)?;
+        }
+        Ok(Self { params, kv, side })
+    }
+
+    /// What the layer keeps of a token.
+    #[must_use]
+    pub const fn kv(&self) -> KvSpec {
+        self.kv
+    }
+
+    /// The side branch, if the layer has one.
+    #[must_use]
+    pub const fn side(&self) -> Option<SideSpec> {
+        self.side
+    }
+
+    /// What the layer is beyond plain attention, if anything.
+    #[must_use]
+    pub fn family(&self) -> Option<&dyn Family> {
+        self.params.family.as_deref()
+    }
+
+    /// The name of the layer's family, or [`PLAIN`].
+    #[must_use]
+    pub fn family_name(&self) -> &'static str {
+        self.family().map_or(PLAIN, Family::name)
+    }
+
+    /// The layer's family, where it is a `T`.
+    #[must_use]
+    pub fn family_as<T: Family>(&self) -> Option<&T> {
+        self.params.family.as_ref()?.downcast_ref()
     }
 
     /// Head counts and widths.
@@ -211,14 +285,41 @@ fn check_heads(heads: &HeadShape) -> Result<(), LayerError> {
         ("head_dim_qk", heads.head_dim_qk),
         ("head_dim_vo", heads.head_dim_vo),
     ];
-    if let Some((field, _)) = fields.iter().find(|(_, n)| *n == 0) {
-        return Err(LayerError::Zero { field });
-    }
+    check_not_zero(&fields)?;
     if !heads.num_qo_heads.is_multiple_of(heads.num_kv_heads) {
         let HeadShape { num_qo_heads, num_kv_heads, .. } = *heads;
         return Err(LayerError::HeadsNotDivisible { num_qo_heads, num_kv_heads });
     }
     Ok(())
+}
+
+fn check_not_zero(fields: &[(&'static str, u32)]) -> Result<(), LayerError> {
+    match fields.iter().find(|(_, n)| *n == 0) {
+        Some((field, _)) => Err(LayerError::Zero { field }),
+        None => Ok(()),
+    }
+}
+
+fn check_kv(kv: &KvSpec) -> Result<(), LayerError> {
+    let KvSpec { num_kv_heads, head_dim_k, values } = *kv;
+    check_not_zero(&[("num_kv_heads", num_kv_heads), ("head_dim_k", head_dim_k)])?;
+    match values {
+        Values::InKeys(value_dim) if value_dim > head_dim_k => {
+            Err(LayerError::ValuesWiderThanKeys { value_dim, key_dim: head_dim_k })
+        }
+        Values::Own(dim) | Values::InKeys(dim) => check_not_zero(&[("head_dim_v", dim)]),
+        Values::None => Ok(()),
+    }
+}
+
+fn check_side(side: &SideSpec) -> Result<(), LayerError> {
+    let out_dim = side.out_dim.unwrap_or(1);
+    check_not_zero(&[
+        ("num_heads of the side branch", side.num_heads),
+        ("head_dim of the side branch", side.head_dim),
+        ("out_dim of the side branch", out_dim),
+    ])?;
+    check_kv(&side.kv)
 }
 
 fn check_positive(field: &'static str, got: f32) -> Result<(), LayerError> {
@@ -277,6 +378,17 @@ mod tests {
             needed: "a finite number",
         };
         check(|p| p.alibi_slopes = Some(slopes), &expected);
+    }
+
+    #[test]
+    fn values_can_be_columns_of_keys() {
+        let mut params = LayerParams { values_in_keys: true, ..base() };
+        params.heads = HeadShape { head_dim_qk: 16, head_dim_vo: 12, ..params.heads };
+        let expected = KvSpec { num_kv_heads: 2, head_dim_k: 16, values: Values::InKeys(12) };
+        assert_eq!(Layer::new(params.clone()).unwrap().kv(), expected);
+        params.heads.head_dim_vo = 17;
+        let error = LayerError::ValuesWiderThanKeys { value_dim: 17, key_dim: 16 };
+        assert_eq!(Layer::new(params), Err(error));
     }
 
     #[test]

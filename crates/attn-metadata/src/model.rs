@@ -3,7 +3,7 @@
 //! A backend is made for one [`ModelSpec`]; so every layer is checked against its capabilities once, constants are
 //! uploaded once, and a step plans once for each [`PlanGroup`] instead of once a layer.
 
-use kvpool::{Dtype, KvDtype, PageSize};
+use kvpool::{Dtype, KvDtype, KvSpec, PageSize, Values};
 use thiserror::Error;
 
 use crate::capability::{Feature, FeatureSet, Requirements};
@@ -14,6 +14,8 @@ use crate::layer::{HeadShape, Layer};
 pub struct PlanGroup {
     /// Head counts and widths.
     pub heads: HeadShape,
+    /// What the layers keep of a token.
+    pub kv: KvSpec,
     /// Whether the causal mask applies.
     pub causal: bool,
     /// The window, if any.
@@ -21,20 +23,38 @@ pub struct PlanGroup {
 }
 
 impl PlanGroup {
+    /// The group of plain layers with these heads and masks.
+    #[must_use]
+    pub const fn plain(heads: HeadShape, causal: bool, window_left: Option<u32>) -> Self {
+        let HeadShape { num_kv_heads, head_dim_qk, head_dim_vo, .. } = heads;
+        let kv = KvSpec { num_kv_heads, head_dim_k: head_dim_qk, values: Values::Own(head_dim_vo) };
+        Self { heads, kv, causal, window_left }
+    }
+
     /// The group of one layer.
     #[must_use]
     pub const fn of(layer: &Layer) -> Self {
-        Self { heads: layer.heads(), causal: layer.is_causal(), window_left: layer.window_left() }
+        Self { heads: layer.heads(), kv: layer.kv(), causal: layer.is_causal(), window_left: layer.window_left() }
     }
 }
 
 /// A [`ModelSpec`] that cannot be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ModelSpecError {
     /// No layer was given.
     #[error("a model needs at least one attention layer")]
     NoLayers,
+    /// A layer's family cannot have pages of this size.
+    #[error("layer {layer} ({family} attention): {why}")]
+    PageSize {
+        /// The layer.
+        layer: usize,
+        /// Its family.
+        family: &'static str,
+        /// The rule and the values.
+        why: String,
+    },
 }
 
 /// The attention layers of a model and what they share. Immutable.
@@ -43,6 +63,7 @@ pub struct ModelSpec {
     layers: Vec<Layer>,
     q_dtype: Dtype,
     kv_dtype: KvDtype,
+    side_dtype: KvDtype,
     page_size: PageSize,
     groups: Vec<PlanGroup>,
     group_of_layer: Vec<usize>,
@@ -54,7 +75,8 @@ impl ModelSpec {
     /// `q_dtype` is that of q, of the new k and v, and of out; `page_size` counts tokens.
     ///
     /// # Errors
-    /// [`ModelSpecError::NoLayers`] where `layers` is empty.
+    /// [`ModelSpecError::NoLayers`] where `layers` is empty, [`ModelSpecError::PageSize`] where a layer's family rules
+    /// the page size out.
     pub fn new(
         layers: Vec<Layer>,
         q_dtype: Dtype,
@@ -63,6 +85,11 @@ impl ModelSpec {
     ) -> Result<Self, ModelSpecError> {
         if layers.is_empty() {
             return Err(ModelSpecError::NoLayers);
+        }
+        for (layer, family) in layers.iter().enumerate().filter_map(|(i, l)| Some((i, l.family()?))) {
+            let family_name = family.name();
+            let checked = family.check_page_size(page_size);
+            checked.map_err(|why| ModelSpecError::PageSize { layer, family: family_name, why })?;
         }
         let mut groups: Vec<PlanGroup> = Vec::new();
         let mut group_of_layer = Vec::with_capacity(layers.len());
@@ -74,7 +101,33 @@ impl ModelSpec {
                 groups.push(group);
             }
         }
-        Ok(Self { layers, q_dtype, kv_dtype, page_size, groups, group_of_layer })
+        let side_dtype = if kv_dtype.is_scaled() { unscaled(q_dtype) } else { kv_dtype };
+        Ok(Self { layers, q_dtype, kv_dtype, side_dtype, page_size, groups, group_of_layer })
+    }
+
+    /// The same model with another dtype in the caches of side branches.
+    #[must_use]
+    pub fn with_side_dtype(mut self, dtype: KvDtype) -> Self {
+        self.side_dtype = dtype;
+        self
+    }
+
+    /// Dtype stored for side branches: as [`kv_dtype`](Self::kv_dtype), but q's where that one is scaled, unless set.
+    #[must_use]
+    pub const fn side_dtype(&self) -> KvDtype {
+        self.side_dtype
+    }
+
+    /// The model that consists of some of the layers, in the order given.
+    ///
+    /// # Errors
+    /// [`ModelSpecError::NoLayers`] where none is given.
+    ///
+    /// # Panics
+    /// If there is no such layer.
+    pub fn subset(&self, layers: &[usize]) -> Result<Self, ModelSpecError> {
+        let layers = layers.iter().map(|&layer| self.layers[layer].clone()).collect();
+        Ok(Self::new(layers, self.q_dtype, self.kv_dtype, self.page_size)?.with_side_dtype(self.side_dtype))
     }
 
     /// The layers, in order.
@@ -122,12 +175,23 @@ impl ModelSpec {
         features.set(Feature::Softcap, layer.softcap().is_some());
         features.set(Feature::Sinks, layer.sinks().is_some());
         features.set(Feature::Alibi, layer.alibi_slopes().is_some());
+        features.set(Feature::ValuesInKeys, matches!(layer.kv().values, Values::InKeys(_)));
         Requirements {
+            family: layer.family_name(),
             heads: layer.heads(),
             q_dtype: self.q_dtype,
             kv_dtype: self.kv_dtype,
             page_size: self.page_size,
             features,
         }
+    }
+}
+
+/// The cache dtype that stores activations as they are.
+const fn unscaled(dtype: Dtype) -> KvDtype {
+    match dtype {
+        Dtype::F32 => KvDtype::F32,
+        Dtype::F16 => KvDtype::F16,
+        Dtype::Bf16 => KvDtype::Bf16,
     }
 }

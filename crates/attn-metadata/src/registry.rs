@@ -1,8 +1,10 @@
-//! Backends by name, and how one is chosen: by name, by a pair `"prefill,decode"`, or `"auto"`.
+//! Backends by name, and how one is chosen: by name, `"auto"`, several names `"a+b"` of which each layer takes the first
+//! that can run it, or a pair `"prefill,decode"` of these.
 //!
 //! There is no silent fallback: a selection says what was chosen and why each other backend was not.
 
 use std::fmt;
+use std::sync::Arc;
 
 use thiserror::Error;
 
@@ -11,6 +13,7 @@ use crate::capability::{Capabilities, Reason};
 use crate::error::CreateError;
 use crate::hybrid::HybridBackend;
 use crate::model::ModelSpec;
+use crate::router::LayerRouter;
 use crate::space::Space;
 
 /// A backend of a space, whichever it is.
@@ -60,13 +63,52 @@ pub struct Rejection {
     pub reasons: Vec<String>,
 }
 
+/// The backend of each layer, by name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LayerBackends(Vec<&'static str>);
+
+impl LayerBackends {
+    /// The name of each layer's backend.
+    #[must_use]
+    pub fn of_layers(&self) -> &[&'static str] {
+        &self.0
+    }
+
+    /// Each backend once with its layers, in order of first use.
+    #[must_use]
+    pub fn parts(&self) -> Vec<(&'static str, Vec<usize>)> {
+        let mut parts: Vec<(&'static str, Vec<usize>)> = Vec::new();
+        for (layer, &name) in self.0.iter().enumerate() {
+            match parts.iter_mut().find(|(known, _)| *known == name) {
+                Some((_, layers)) => layers.push(layer),
+                None => parts.push((name, vec![layer])),
+            }
+        }
+        parts
+    }
+}
+
+impl fmt::Display for LayerBackends {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let parts = self.parts();
+        if let [(name, _)] = parts[..] {
+            return f.write_str(name);
+        }
+        let parts = parts.iter().map(|(name, layers)| match layers.len() {
+            1 => format!("{name} (1 layer)"),
+            n => format!("{name} ({n} layers)"),
+        });
+        f.write_str(&parts.collect::<Vec<_>>().join(" + "))
+    }
+}
+
 /// What was chosen, and what was not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Selection {
-    /// Backend for requests that extend.
-    pub extend: &'static str,
-    /// Backend for requests that decode.
-    pub decode: &'static str,
+    /// Backends for requests that extend.
+    pub extend: LayerBackends,
+    /// Backends for requests that decode.
+    pub decode: LayerBackends,
     /// What to know about the names that were given, where they are another system's.
     pub notes: Vec<String>,
     /// Every other backend with its reasons.
@@ -76,7 +118,7 @@ pub struct Selection {
 impl fmt::Display for Selection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.extend == self.decode {
-            f.write_str(self.extend)?;
+            write!(f, "{}", self.extend)?;
         } else {
             write!(f, "{} for prefill, {} for decode", self.extend, self.decode)?;
         }
@@ -113,7 +155,9 @@ pub enum SelectError {
         known: Vec<&'static str>,
     },
     /// The text is neither a name nor a pair of names.
-    #[error("{text:?} is not a backend name, a pair \"prefill,decode\" or \"auto\"")]
+    #[error(
+        "{text:?} is not a backend name, names \"a+b\" of which each layer takes one, a pair \"prefill,decode\" or \"auto\""
+    )]
     Malformed {
         /// The text.
         text: String,
@@ -126,8 +170,16 @@ pub enum SelectError {
         /// Why not.
         reasons: Vec<String>,
     },
+    /// None of the named backends can run a layer.
+    #[error("no attention backend of those named can run layer {layer}{}", list(rejected))]
+    NoneFitsLayer {
+        /// The layer.
+        layer: usize,
+        /// Every named backend with its reasons.
+        rejected: Vec<Rejection>,
+    },
     /// `auto` found nothing.
-    #[error("no attention backend can run this model{}", rejected.iter().map(|r| format!("; not {}: {}", r.name, r.reasons.join(", "))).collect::<String>())]
+    #[error("no attention backend can run this model{}", list(rejected))]
     NoneFits {
         /// Every backend with its reasons.
         rejected: Vec<Rejection>,
@@ -168,31 +220,43 @@ impl<S: Space> Registry<S> {
         self.entries.insert(0, entry);
     }
 
-    /// Chooses for a model: `choice` is a name, a pair `"prefill,decode"`, or `"auto"`.
+    /// Chooses for a model: `choice` is a name, `"auto"`, names `"a+b"` of which each layer takes the first that can run
+    /// it, or a pair `"prefill,decode"` of these. `auto` takes the first backend that can run the whole model, and
+    /// where there is none, one for each layer.
     ///
     /// # Errors
     /// [`SelectError`], with every reason.
     pub fn select(&self, choice: &str, model: &ModelSpec, device: &S::Device) -> Result<Selection, SelectError> {
-        let names: Vec<_> = choice.split(',').map(str::trim).collect();
-        let (extend, decode) = match names[..] {
-            ["auto"] => return self.select_auto(model, device),
-            [one] if !one.is_empty() => (one, one),
-            [extend, decode] if !extend.is_empty() && !decode.is_empty() => (extend, decode),
-            _ => return Err(SelectError::Malformed { text: choice.to_owned() }),
+        let sides: Vec<_> = choice.split(',').map(str::trim).collect();
+        let malformed = || SelectError::Malformed { text: choice.to_owned() };
+        let (extend, decode) = match sides[..] {
+            [one] => (one, one),
+            [extend, decode] => (extend, decode),
+            _ => return Err(malformed()),
         };
         let mut notes = Vec::new();
-        let mut choose = |name: &str| {
-            let name = self.own_name(name, &mut notes)?;
-            if name == "auto" {
-                self.select_auto(model, device).map(|s| s.extend)
-            } else {
-                self.named(name, model, device)
+        let mut choose = |side: &str| {
+            let names: Vec<_> = side.split('+').map(str::trim).collect();
+            if names.iter().any(|name| name.is_empty()) || (names.len() > 1 && names.contains(&"auto")) {
+                return Err(malformed());
+            }
+            let own = names.into_iter().map(|name| self.own_name(name, &mut notes)).collect::<Result<Vec<_>, _>>()?;
+            match own[..] {
+                ["auto"] => self.select_auto(model, device),
+                [name] => Ok(vec![self.named(name, model, device)?; model.layers().len()]),
+                _ => self.select_layers(&own, model, device),
             }
         };
-        let chosen = choose(extend)?;
-        let (extend, decode) = (chosen, if decode == extend { chosen } else { choose(decode)? });
-        let rejected = self.others(&[extend, decode], model, device);
-        Ok(Selection { extend, decode, notes, rejected })
+        let extend_names = choose(extend)?;
+        let decode_names = if decode == extend { extend_names.clone() } else { choose(decode)? };
+        let mut chosen: Vec<&str> = Vec::new();
+        for name in extend_names.iter().chain(&decode_names) {
+            if !chosen.contains(name) {
+                chosen.push(name);
+            }
+        }
+        let rejected = self.others(&chosen, model, device);
+        Ok(Selection { extend: LayerBackends(extend_names), decode: LayerBackends(decode_names), notes, rejected })
     }
 
     /// Chooses and makes a backend.
@@ -201,13 +265,28 @@ impl<S: Space> Registry<S> {
     /// [`SelectError`].
     pub fn create(&self, choice: &str, config: &BackendConfig<S>) -> Result<(BoxedBackend<S>, Selection), SelectError> {
         let selection = self.select(choice, &config.model, &config.device)?;
-        let make = |name| (self.entry(name).expect("a selection names entries").create)(config);
-        let extend = make(selection.extend)?;
+        let extend = self.make(&selection.extend, config)?;
         if selection.extend == selection.decode {
             return Ok((extend, selection));
         }
-        let hybrid = HybridBackend::new(extend, make(selection.decode)?, config.limits, 1)?;
+        let hybrid = HybridBackend::new(extend, self.make(&selection.decode, config)?, config.limits, 1)?;
         Ok((Box::new(hybrid), selection))
+    }
+
+    fn make(&self, chosen: &LayerBackends, config: &BackendConfig<S>) -> Result<BoxedBackend<S>, CreateError> {
+        let create = |name| self.entry(name).expect("a selection names entries").create;
+        let parts = chosen.parts();
+        if let [(name, _)] = parts[..] {
+            return create(name)(config);
+        }
+        let part = |(name, layers): (&'static str, Vec<usize>)| {
+            let model = config.model.subset(&layers).expect("a part has a layer, and its pages were possible before");
+            let config = BackendConfig { model: Arc::new(model), limits: config.limits, device: config.device.clone() };
+            let backend = create(name)(&config)?;
+            Ok((backend, layers))
+        };
+        let parts = parts.into_iter().map(part).collect::<Result<Vec<_>, CreateError>>()?;
+        Ok(Box::new(LayerRouter::new(Arc::clone(&config.model), config.limits, parts)?))
     }
 
     fn entry(&self, name: &str) -> Option<&BackendEntry<S>> {
@@ -230,22 +309,37 @@ impl<S: Space> Registry<S> {
         self.entries.iter().map(|entry| entry.name).collect()
     }
 
+    fn known(&self, name: &str) -> Result<&BackendEntry<S>, SelectError> {
+        self.entry(name).ok_or_else(|| SelectError::Unknown { name: name.to_owned(), known: self.names() })
+    }
+
     fn named(&self, name: &str, model: &ModelSpec, device: &S::Device) -> Result<&'static str, SelectError> {
-        let unknown = || SelectError::Unknown { name: name.to_owned(), known: self.names() };
-        let entry = self.entry(name).ok_or_else(unknown)?;
+        let entry = self.known(name)?;
         match check(entry, model, device) {
             Ok(()) => Ok(entry.name),
             Err(reasons) => Err(SelectError::Unsupported { name: entry.name, reasons }),
         }
     }
 
-    fn select_auto(&self, model: &ModelSpec, device: &S::Device) -> Result<Selection, SelectError> {
-        let fits = |e: &&BackendEntry<S>| e.auto && check(e, model, device).is_ok();
-        let Some(chosen) = self.entries.iter().find(fits).map(|e| e.name) else {
-            return Err(SelectError::NoneFits { rejected: self.others(&[], model, device) });
-        };
-        let rejected = self.others(&[chosen], model, device);
-        Ok(Selection { extend: chosen, decode: chosen, notes: Vec::new(), rejected })
+    /// For each layer the first of the named backends that can run it.
+    fn select_layers(
+        &self,
+        names: &[&str],
+        model: &ModelSpec,
+        device: &S::Device,
+    ) -> Result<Vec<&'static str>, SelectError> {
+        let entries = names.iter().map(|name| self.known(name)).collect::<Result<Vec<_>, _>>()?;
+        let chosen = first_for_each_layer(&entries, model, device);
+        chosen.map_err(|(layer, rejected)| SelectError::NoneFitsLayer { layer, rejected })
+    }
+
+    fn select_auto(&self, model: &ModelSpec, device: &S::Device) -> Result<Vec<&'static str>, SelectError> {
+        let entries: Vec<_> = self.entries.iter().filter(|entry| entry.auto).collect();
+        if let Some(entry) = entries.iter().find(|entry| check(entry, model, device).is_ok()) {
+            return Ok(vec![entry.name; model.layers().len()]);
+        }
+        let chosen = first_for_each_layer(&entries, model, device);
+        chosen.map_err(|_| SelectError::NoneFits { rejected: self.others(&[], model, device) })
     }
 
     /// Why each backend that is not among the chosen ones was not.
@@ -262,6 +356,35 @@ impl<S: Space> Registry<S> {
             })
             .collect()
     }
+}
+
+/// For each layer the first of the entries that can run it; else the first layer that none can run, with the reasons.
+fn first_for_each_layer<S: Space>(
+    entries: &[&BackendEntry<S>],
+    model: &ModelSpec,
+    device: &S::Device,
+) -> Result<Vec<&'static str>, (usize, Vec<Rejection>)> {
+    let all: Vec<_> = entries.iter().map(|entry| (entry.name, (entry.capabilities)(device))).collect();
+    let of_layer = |(index, layer)| {
+        let asked = model.requirements(layer);
+        let mut rejected = Vec::new();
+        for (name, capabilities) in &all {
+            let checked = capabilities.as_ref().map_err(|reason| vec![reason.clone()]);
+            match checked.and_then(|capabilities| capabilities.supports(&asked)) {
+                Ok(()) => return Ok(*name),
+                Err(reasons) => {
+                    let reasons = reasons.iter().map(Reason::to_string).collect();
+                    rejected.push(Rejection { name, reasons });
+                }
+            }
+        }
+        Err((index, rejected))
+    };
+    model.layers().iter().enumerate().map(of_layer).collect()
+}
+
+fn list(rejected: &[Rejection]) -> String {
+    rejected.iter().map(|r| format!("; not {}: {}", r.name, r.reasons.join(", "))).collect()
 }
 
 fn check<S: Space>(entry: &BackendEntry<S>, model: &ModelSpec, device: &S::Device) -> Result<(), Vec<String>> {

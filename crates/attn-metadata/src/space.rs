@@ -5,9 +5,7 @@
 
 use std::fmt::Debug;
 
-use kvpool::{Dtype, KvDtype, PageSize};
-
-use crate::layer::HeadShape;
+use kvpool::{Dtype, KvDtype, KvSpec, PageSize};
 
 /// A place where attention runs, with its tensor and cache types.
 pub trait Space: Sized + 'static {
@@ -63,29 +61,10 @@ pub struct CacheFacts {
     pub num_pages: u32,
     /// Tokens in a page.
     pub page_size: PageSize,
-    /// KV heads.
-    pub num_kv_heads: u32,
-    /// Width of a key.
-    pub head_dim_k: u32,
-    /// Width of a value.
-    pub head_dim_v: u32,
+    /// What is kept of a token.
+    pub spec: KvSpec,
     /// Stored dtype.
     pub dtype: KvDtype,
-}
-
-impl CacheFacts {
-    /// What a layer needs of its cache, with this many pages at least.
-    #[must_use]
-    pub const fn needed(heads: HeadShape, num_pages: u32, page_size: PageSize, dtype: KvDtype) -> Self {
-        Self {
-            num_pages,
-            page_size,
-            num_kv_heads: heads.num_kv_heads,
-            head_dim_k: heads.head_dim_qk,
-            head_dim_v: heads.head_dim_vo,
-            dtype,
-        }
-    }
 }
 
 /// The KV of a call: attend to what is there, or append first and then attend.
@@ -100,11 +79,24 @@ pub enum Kv<'a, S: Space> {
     Append {
         /// The layer's pages.
         cache: S::CacheMut<'a>,
-        /// New keys `[num_rows, num_kv_heads, head_dim_qk]`; rows with a padding slot are not read.
+        /// New keys `[num_rows, num_kv_heads, head_dim_k]` of the layer's [`KvSpec`]; rows with a padding slot are not
+        /// read.
         k: S::Tensor<'a>,
-        /// New values `[num_rows, num_kv_heads, head_dim_vo]`, likewise.
-        v: S::Tensor<'a>,
+        /// New values `[num_rows, num_kv_heads, head_dim_v]`, likewise; `None` where the layer keeps no values of their
+        /// own.
+        v: Option<S::Tensor<'a>>,
     },
+}
+
+/// The side branch of a call, see [`SideSpec`](crate::SideSpec).
+#[allow(missing_debug_implementations, reason = "views of a space need not be printable")]
+pub struct Side<'a, S: Space> {
+    /// Queries `[num_rows, num_heads, head_dim]`; padding rows are not read.
+    pub q: S::Tensor<'a>,
+    /// Its KV: appended exactly where the layer's is.
+    pub kv: Kv<'a, S>,
+    /// Output `[num_rows, num_heads, out_dim]`, of q's dtype, exactly where the branch has one; every row is written.
+    pub out: Option<S::TensorMut<'a>>,
 }
 
 /// The tensors of one call of [`forward`](crate::AttentionBackend::forward).
@@ -114,6 +106,8 @@ pub struct Io<'a, S: Space> {
     pub q: S::Tensor<'a>,
     /// The layer's KV.
     pub kv: Kv<'a, S>,
+    /// The side branch, exactly where the layer has one.
+    pub side: Option<Side<'a, S>>,
     /// Output `[num_rows, num_qo_heads, head_dim_vo]`, of q's dtype; every row of the batch is written.
     pub out: S::TensorMut<'a>,
     /// LSE `[num_rows, num_qo_heads]`, packed; every row of the batch is written.
@@ -126,9 +120,33 @@ impl<S: Space> Io<'_, S> {
         Io {
             q: S::shorten(&self.q),
             kv: self.kv.reborrow(),
+            side: self.side.as_mut().map(Side::reborrow),
             out: S::reborrow(&mut self.out),
             lse: self.lse.as_mut().map(S::reborrow_lse),
         }
+    }
+
+    /// The same tensors, with KV that is attended to as it is: for the second of two backends that share a call.
+    pub fn attending(&mut self) -> Io<'_, S> {
+        let Self { q, kv, side, out, lse } = self;
+        Io {
+            q: S::shorten(q),
+            kv: Kv::Attend { cache: kv.cache() },
+            side: side.as_mut().map(|Side { q, kv, out }| Side {
+                q: S::shorten(q),
+                kv: Kv::Attend { cache: kv.cache() },
+                out: out.as_mut().map(S::reborrow),
+            }),
+            out: S::reborrow(out),
+            lse: lse.as_mut().map(S::reborrow_lse),
+        }
+    }
+}
+
+impl<S: Space> Side<'_, S> {
+    /// The same branch for a shorter time.
+    pub fn reborrow(&mut self) -> Side<'_, S> {
+        Side { q: S::shorten(&self.q), kv: self.kv.reborrow(), out: self.out.as_mut().map(S::reborrow) }
     }
 }
 
@@ -138,9 +156,14 @@ impl<S: Space> Kv<'_, S> {
         match self {
             Self::Attend { cache } => Kv::Attend { cache: S::shorten_cache(cache) },
             Self::Append { cache, k, v } => {
-                Kv::Append { cache: S::reborrow_cache(cache), k: S::shorten(k), v: S::shorten(v) }
+                Kv::Append { cache: S::reborrow_cache(cache), k: S::shorten(k), v: v.as_ref().map(S::shorten) }
             }
         }
+    }
+
+    /// Whether new rows are written.
+    pub const fn appends(&self) -> bool {
+        matches!(self, Self::Append { .. })
     }
 
     /// The pages, read-only.

@@ -94,7 +94,7 @@ fn config() -> impl Strategy<Value = PlanConfig> {
 
 fn group() -> impl Strategy<Value = PlanGroup> {
     (1..4u32, 1..4u32, any::<bool>(), prop::option::of(0..50u32)).prop_map(|(kv, size, causal, window_left)| {
-        PlanGroup { heads: HeadShape::new(kv * size, kv, 8), causal, window_left }
+        PlanGroup::plain(HeadShape::new(kv * size, kv, 8), causal, window_left)
     })
 }
 
@@ -192,7 +192,7 @@ fn a_skewed_batch_balances() {
         num_workers: 8,
         unit_overhead: 64,
     };
-    let group = PlanGroup { heads: HeadShape::new(32, 8, 128), causal: true, window_left: None };
+    let group = PlanGroup::plain(HeadShape::new(32, 8, 128), true, None);
     let plan = plan_of(config, group, &batch(&lens, 0));
     let cost = |u: attn_metadata::plan::Unit| plan.unit_cost(&plan.tiles()[u.tile as usize], u.chunk);
     let costs: Vec<u64> = plan.ranges().iter().map(|r| plan.units(r).map(cost).sum()).collect();

@@ -54,7 +54,7 @@ fn batches_sub_batches_and_plans_do_not_allocate_once_warm() {
         num_workers: 8,
         unit_overhead: 32,
     };
-    let group = PlanGroup { heads: HeadShape::new(32, 8, 128), causal: true, window_left: None };
+    let group = PlanGroup::plain(HeadShape::new(32, 8, 128), true, None);
     let sizes = [1024, 3, 700, 1024];
     let steps: Vec<_> = sizes.iter().map(|&n| tables(n)).collect();
     let (mut batch, mut part, mut plan) = (Batch::empty(pool), Batch::empty(pool), Plan::new(config, group));

@@ -49,7 +49,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let slots: Vec<Slot> = (0..num_pages * 16).map(|slot| Slot::from_raw(slot.cast_signed())).collect();
     let kv = noise(slots.len() * 2 * 64);
     let rows = HostTensor::packed(&kv[..], [slots.len(), 2, 64])?;
-    cache.append(&slots, &rows, &rows)?;
+    cache.append(&slots, &rows, Some(&rows))?;
 
     let mut backend = VerifyBackend::new(Box::new(CpuBackend::new(&config)?), 1);
     let step = backend.prepare_metadata(&batch)?;
@@ -58,6 +58,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let io = Io {
         q: HostTensor::packed(&q[..], [3, 8, 64])?,
         kv: Kv::Attend { cache: &cache },
+        side: None,
         out: HostTensorMut::packed(&mut out[..], [3, 8, 64])?,
         lse: None,
     };

@@ -70,8 +70,9 @@ impl Engine {
                 kv: Kv::Append {
                     cache: &mut self.cache,
                     k: HostTensor::packed(&k[..rows * 128], [rows, 2, 64]).unwrap(),
-                    v: HostTensor::packed(&v[..rows * 128], [rows, 2, 64]).unwrap(),
+                    v: Some(HostTensor::packed(&v[..rows * 128], [rows, 2, 64]).unwrap()),
                 },
+                side: None,
                 out: HostTensorMut::packed(&mut self.out[..rows * 512], [rows, 8, 64]).unwrap(),
                 lse: Some(&mut self.lse[..rows * 8]),
             };

@@ -6,7 +6,7 @@
 #![allow(clippy::print_stdout)]
 
 use attn_metadata::{HeadShape, HostDevice, Layer, LayerParams};
-use engine::lm::{ForwardError, LanguageModel, LayerAttention, Logits, ModelInput};
+use engine::lm::{AttentionInput, AttentionOutput, ForwardError, LanguageModel, LayerAttention, Logits, ModelInput};
 use engine::sample::SamplingParams;
 use engine::serve::{Event, RequestSpec, SchedulerConfig, Session, SessionConfig};
 use kvpool::{ExtraKey, KvFormat, PageSize, PrefixConfig};
@@ -41,7 +41,8 @@ impl LanguageModel for Copycat {
         // Keys and queries are the tokens, values the tokens that follow them here: the next one in a counting loop.
         let (q, v) = (one_hot(tokens.clone()), one_hot(tokens.map(|token| (token + 1) % 5)));
         let mut out = vec![0.0; q.len()];
-        attention.attend(0, &q, &q, &v, &mut out).map_err(|source| ForwardError::Attention { layer: 0, source })?;
+        let attended = attention.attend(0, &AttentionInput::plain(&q, &q, &v), AttentionOutput::plain(&mut out));
+        attended.map_err(|source| ForwardError::Attention { layer: 0, source })?;
         let rows = input.logit_rows.iter().flat_map(|&row| out[row * VOCAB..][..VOCAB].to_vec());
         Ok(Logits::new(rows.collect(), VOCAB))
     }

@@ -164,7 +164,7 @@ impl Tokens {
             let pages = &batch.pages(request)[..cached];
             let slots: Vec<Slot> = pages.iter().map(|&page| Slot::from_raw(page)).collect();
             let part = |data| HostTensor::packed(data, [cached, NUM_KV_HEADS, DIM]);
-            cache.append(&slots, &part(&k_of[..cached * width])?, &part(&v_of[..cached * width])?)?;
+            cache.append(&slots, &part(&k_of[..cached * width])?, Some(&part(&v_of[..cached * width])?))?;
             q.extend_from_slice(q_of);
             new_k.extend_from_slice(&k_of[cached * width..]);
             new_v.extend_from_slice(&v_of[cached * width..]);
@@ -173,7 +173,7 @@ impl Tokens {
         let tensor = |values, heads| {
             Activation::new(Elements::F32(values), [rows, heads, DIM]).ok_or("the tokens do not fill the batch")
         };
-        let new_kv = Some(NewKv { k: tensor(new_k, NUM_KV_HEADS)?, v: tensor(new_v, NUM_KV_HEADS)? });
+        let new_kv = Some(NewKv { k: tensor(new_k, NUM_KV_HEADS)?, v: Some(tensor(new_v, NUM_KV_HEADS)?) });
         let layer = Layer::new(LayerParams::causal(heads))?;
         Ok(Problem { layer, batch, q: tensor(q, NUM_QO_HEADS)?, cache, new_kv })
     }

@@ -15,17 +15,59 @@ pub struct ModelInput<'a> {
     pub logit_rows: &'a [usize],
 }
 
+/// New rows of one branch of a layer, packed, positions already applied.
+#[derive(Clone, Copy, Debug)]
+pub struct Rows<'a> {
+    /// Queries `[num_tokens, heads, width]`.
+    pub q: &'a [f32],
+    /// Keys `[num_tokens, num_kv_heads, head_dim_k]` of the branch's `KvSpec`.
+    pub k: &'a [f32],
+    /// Values `[num_tokens, num_kv_heads, head_dim_v]`; `None` where the branch keeps no values of their own.
+    pub v: Option<&'a [f32]>,
+}
+
+/// What a layer gives to attention for the tokens of a step.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionInput<'a> {
+    /// The layer's rows; q is `[num_tokens, num_qo_heads, head_dim_qk]`.
+    pub rows: Rows<'a>,
+    /// Those of its side branch, exactly where it has one.
+    pub side: Option<Rows<'a>>,
+}
+
+impl<'a> AttentionInput<'a> {
+    /// What a plain layer gives.
+    #[must_use]
+    pub const fn plain(q: &'a [f32], k: &'a [f32], v: &'a [f32]) -> Self {
+        Self { rows: Rows { q, k, v: Some(v) }, side: None }
+    }
+}
+
+/// Where attention writes, every element.
+#[derive(Debug)]
+pub struct AttentionOutput<'a> {
+    /// `[num_tokens, num_qo_heads, head_dim_vo]`.
+    pub out: &'a mut [f32],
+    /// `[num_tokens, heads, out_dim]` of the side branch, exactly where it has an output.
+    pub side: Option<&'a mut [f32]>,
+}
+
+impl<'a> AttentionOutput<'a> {
+    /// Where a layer without an output of a side branch writes.
+    #[must_use]
+    pub const fn plain(out: &'a mut [f32]) -> Self {
+        Self { out, side: None }
+    }
+}
+
 /// Attention of one layer over the tokens of a step, whatever holds the KV.
 pub trait LayerAttention {
-    /// Appends `k` and `v` and attends.
-    ///
-    /// `q`: `[num_tokens, num_qo_heads, head_dim_qk]`, `k`: `[num_tokens, num_kv_heads, head_dim_qk]`, `v`:
-    /// `[num_tokens, num_kv_heads, head_dim_vo]`, `out`: `[num_tokens, num_qo_heads, head_dim_vo]`, every element of
-    /// which is written; packed, positions already applied to q and k.
+    /// Appends the new keys and values and attends.
     ///
     /// # Errors
     /// What the backend refuses.
-    fn attend(&mut self, layer: usize, q: &[f32], k: &[f32], v: &[f32], out: &mut [f32]) -> Result<(), RunError>;
+    fn attend(&mut self, layer: usize, input: &AttentionInput<'_>, output: AttentionOutput<'_>)
+    -> Result<(), RunError>;
 }
 
 /// Why a forward pass failed.

@@ -17,7 +17,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let slots = [slot(&lease, 0)?, slot(&lease, 1)?, Slot::PADDING];
     let values = [1.0f32, 2.0, 3.0, 4.0, 9.0, 9.0];
     let rows = HostTensor::packed(&values[..], [3, 1, 2])?;
-    layer.append(&slots, &rows, &rows)?;
+    layer.append(&slots, &rows, Some(&rows))?;
 
     // A second holder of the page; before the first writes on, it gets a page of its own.
     let shared = lease.share_all();

@@ -35,6 +35,15 @@ impl KvDtype {
         }
     }
 
+    /// Whether stored values are real values divided by a scale.
+    #[must_use]
+    pub const fn is_scaled(self) -> bool {
+        match self {
+            KvDtype::F32 | KvDtype::F16 | KvDtype::Bf16 => false,
+            KvDtype::Fp8E4m3 => true,
+        }
+    }
+
     /// The name in files and on the command line.
     #[must_use]
     pub const fn name(self) -> &'static str {

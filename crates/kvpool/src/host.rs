@@ -5,8 +5,9 @@
 
 use crate::error::{KvPart, OverlapDetail, ShapeError};
 use crate::format::KvFormat;
-use crate::ids::{PageId, Slot};
+use crate::ids::{PageId, PageSize, Slot};
 use crate::layout::{KvLayout, KvPlaneLayout, KvShape};
+use crate::spec::{KvSpec, Values};
 use crate::storage::{KvBuffer, KvPlane, KvSliceMut};
 use crate::tensor::HostTensor;
 
@@ -34,12 +35,12 @@ pub enum AppendError {
         /// Slots of the pool.
         num_slots: u64,
     },
-    /// K and V share their elements: [`HostKv::append_shared`] writes them once.
-    #[error("k and v share their elements, append k alone")]
-    SharedPlanes,
-    /// K and V do not share their elements, so V must be given.
-    #[error("k and v do not share their elements, append both")]
-    SeparatePlanes,
+    /// V was given to a cache that has no values of their own.
+    #[error("v was given to a cache without values of their own: append k alone")]
+    UnwantedValues,
+    /// V was not given to a cache that has values of their own.
+    #[error("k alone was given to a cache with values of their own: append k and v")]
+    MissingValues,
 }
 
 /// A copy of a page that was refused; nothing was written.
@@ -88,6 +89,27 @@ impl HostKv {
         HostKv::zeroed(shape, format, planes)
     }
 
+    /// A zeroed cache of `num_pages` pages for what a layer keeps of a token.
+    ///
+    /// # Errors
+    /// As [`KvShape::validate`], [`ShapeError::SharedColumns`], [`ShapeError::OutOfMemory`], and
+    /// [`ShapeError::SharedScales`] where values in the keys have a scale of their own.
+    pub fn for_spec(
+        spec: KvSpec,
+        num_pages: u32,
+        page_size: PageSize,
+        layout: KvLayout,
+        format: KvFormat,
+    ) -> Result<HostKv, ShapeError> {
+        let shape = spec.shape(num_pages, page_size);
+        if !matches!(spec.values, Values::InKeys(_)) {
+            return HostKv::new(shape, layout, format);
+        }
+        let [k, _] = shape.packed_planes(layout)?;
+        let len = k.extent(&shape).ok_or(ShapeError::Overflow { what: "kv cache" })?;
+        HostKv::with_shared_planes(shape, format, KvBuffer::try_zeroed(format.dtype(), len)?, k, 0)
+    }
+
     /// A zeroed cache with K and V of a page next to each other.
     ///
     /// # Errors
@@ -119,7 +141,7 @@ impl HostKv {
 
     /// A cache whose V is the columns `v_column..v_column + head_dim_v` of K, as a latent cache has it.
     ///
-    /// It is written with [`HostKv::append_shared`].
+    /// It is written by appending K alone.
     ///
     /// # Errors
     /// As [`HostKv::from_parts`], and [`ShapeError::SharedColumns`] where K has no such columns,
@@ -166,10 +188,16 @@ impl HostKv {
         self.format
     }
 
-    /// Whether V is columns of K.
+    /// What it holds of a token. Columns of K are said to start at 0, see [`HostKv::v`] for where they do.
     #[must_use]
-    pub const fn is_shared(&self) -> bool {
-        self.is_shared
+    pub const fn spec(&self) -> KvSpec {
+        let KvShape { num_kv_heads, head_dim_k, head_dim_v, .. } = self.shape;
+        let values = match (self.is_shared, head_dim_v) {
+            (true, _) => Values::InKeys(head_dim_v),
+            (false, 0) => Values::None,
+            (false, _) => Values::Own(head_dim_v),
+        };
+        KvSpec { num_kv_heads, head_dim_k, values }
     }
 
     /// The keys, as stored.
@@ -198,36 +226,33 @@ impl HostKv {
     /// Writes row `i` of `k` and `v` to `slots[i]`: rounds to nearest even; FP8 divides by its scale and saturates at
     /// ±448; NaN stays NaN; `f16` and `bf16` overflow to infinity as IEEE rounding does.
     ///
-    /// `k` is `[n, num_kv_heads, head_dim_k]`, `v` is `[n, num_kv_heads, head_dim_v]`, `n` the number of slots. Rows of
-    /// padding slots are skipped. Of two rows with the same slot the later stays; refusing them is the planner's task.
-    /// Allocates nothing.
+    /// `k` is `[n, num_kv_heads, head_dim_k]`, `v` is `[n, num_kv_heads, head_dim_v]`, `n` the number of slots; `v` is
+    /// `None` where the cache has no values of their own (in its keys, or none at all). Rows of padding slots are
+    /// skipped. Of two rows with the same slot the later stays; refusing them is the planner's task. Allocates nothing.
     ///
     /// # Errors
-    /// [`AppendError::Shape`], [`AppendError::SlotOutOfRange`], [`AppendError::SharedPlanes`]; nothing was written.
-    pub fn append(&mut self, slots: &[Slot], k: &HostTensor<'_>, v: &HostTensor<'_>) -> Result<(), AppendError> {
-        if self.is_shared {
-            return Err(AppendError::SharedPlanes);
+    /// [`AppendError`]; nothing was written.
+    pub fn append(
+        &mut self,
+        slots: &[Slot],
+        k: &HostTensor<'_>,
+        v: Option<&HostTensor<'_>>,
+    ) -> Result<(), AppendError> {
+        match (v, self.spec().values) {
+            (None, Values::Own(_)) => return Err(AppendError::MissingValues),
+            (Some(_), Values::InKeys(_) | Values::None) => return Err(AppendError::UnwantedValues),
+            _ => {}
         }
         self.require_shape(slots, KvPart::K, k)?;
-        self.require_shape(slots, KvPart::V, v)?;
+        if let Some(v) = v {
+            self.require_shape(slots, KvPart::V, v)?;
+        }
         self.require_slots(slots)?;
         let (k_scale, v_scale) = (self.format.k_scale(), self.format.v_scale());
         self.write_rows(slots, self.k, k, k_scale);
-        self.write_rows(slots, self.v, v, v_scale);
-        Ok(())
-    }
-
-    /// As [`HostKv::append`], for a cache whose V is columns of K: only `k`, `[n, num_kv_heads, head_dim_k]`, is given.
-    ///
-    /// # Errors
-    /// [`AppendError::Shape`], [`AppendError::SlotOutOfRange`], [`AppendError::SeparatePlanes`]; nothing was written.
-    pub fn append_shared(&mut self, slots: &[Slot], k: &HostTensor<'_>) -> Result<(), AppendError> {
-        if !self.is_shared {
-            return Err(AppendError::SeparatePlanes);
+        if let Some(v) = v {
+            self.write_rows(slots, self.v, v, v_scale);
         }
-        self.require_shape(slots, KvPart::K, k)?;
-        self.require_slots(slots)?;
-        self.write_rows(slots, self.k, k, self.format.k_scale());
         Ok(())
     }
 

@@ -29,7 +29,7 @@ pub struct KvPageShape {
     pub num_kv_heads: u32,
     /// Elements of a K vector of one head, at least 1.
     pub head_dim_k: u32,
-    /// Elements of a V vector of one head, at least 1.
+    /// Elements of a V vector of one head; 0 where only keys are kept.
     pub head_dim_v: u32,
 }
 
@@ -53,8 +53,7 @@ impl KvPageShape {
     }
 
     fn require_positive(&self) -> Result<(), ShapeError> {
-        let counts =
-            [("num_kv_heads", self.num_kv_heads), ("head_dim_k", self.head_dim_k), ("head_dim_v", self.head_dim_v)];
+        let counts = [("num_kv_heads", self.num_kv_heads), ("head_dim_k", self.head_dim_k)];
         match counts.into_iter().find(|(_, count)| *count == 0) {
             Some((what, _)) => Err(ShapeError::Zero { what }),
             None => Ok(()),
@@ -73,7 +72,7 @@ pub struct KvShape {
     pub num_kv_heads: u32,
     /// Elements of a K vector of one head, at least 1.
     pub head_dim_k: u32,
-    /// Elements of a V vector of one head, at least 1.
+    /// Elements of a V vector of one head; 0 where only keys are kept.
     pub head_dim_v: u32,
 }
 

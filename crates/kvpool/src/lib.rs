@@ -41,6 +41,7 @@ mod lease;
 mod pool;
 mod prefix;
 mod slice;
+mod spec;
 mod state;
 mod storage;
 mod tensor;
@@ -62,5 +63,6 @@ pub use prefix::{
     SizeInfo, TierCounters, TieredCache, hash_page,
 };
 pub use slice::{Dtype, HostSlice, HostSliceMut, UnknownName};
+pub use spec::{KvSpec, Values};
 pub use storage::{KvBuffer, KvPlane, KvSlice, KvSliceMut};
 pub use tensor::{HostTensor, HostTensorMut};

@@ -6,7 +6,8 @@
 use half::{bf16, f16};
 use kvpool::{
     AppendError, CopyPageError, HostKv, HostTensor, KvBuffer, KvDtype, KvFormat, KvLayout, KvPageShape, KvPart,
-    KvPlane, KvPlaneLayout, KvScales, KvShape, KvStrides, PageId, PageSize, ShapeError, Slot, f32_to_fp8_e4m3,
+    KvPlane, KvPlaneLayout, KvScales, KvShape, KvSpec, KvStrides, PageId, PageSize, ShapeError, Slot, Values,
+    f32_to_fp8_e4m3,
 };
 use proptest::prelude::*;
 
@@ -92,7 +93,7 @@ fn check_append(cache: &mut HostKv, slots: &[Slot], k: &HostTensor<'_>, v: &Host
         put(&mut expected, cache.k(), *slot, size, format.k_scale(), |head, d| value(row, head, d, false));
         put(&mut expected, cache.v(), *slot, size, format.v_scale(), |head, d| value(row, head, d, true));
     }
-    cache.append(slots, k, v).unwrap();
+    cache.append(slots, k, Some(v)).unwrap();
     assert!(expected == cache.buffer().as_slice().as_bytes(), "{format:?} {:?} slots {slots:?}", cache.k().layout);
 }
 
@@ -148,7 +149,7 @@ fn a_refused_append_writes_nothing() {
     let mut cache = caches(shape(4, 3), KvFormat::F16).remove(0);
     let before = cache.clone();
     let mut refused = |raw: &[i32], k: &HostTensor<'_>, v: &HostTensor<'_>| {
-        let error = cache.append(&slots(raw), k, v).unwrap_err();
+        let error = cache.append(&slots(raw), k, Some(v)).unwrap_err();
         assert!(cache.buffer().as_slice().as_bytes() == before.buffer().as_slice().as_bytes());
         error
     };
@@ -161,7 +162,7 @@ fn a_refused_append_writes_nothing() {
     let error = refused(&[0, 1], &k, &k);
     assert_eq!(error, AppendError::Shape { part: KvPart::V, got: [2, 2, 5], expected: [2, 2, 3] });
     assert_eq!(error.to_string(), "v is [2, 2, 5] rows x heads x dim, expected [2, 2, 3]");
-    assert_eq!(cache.append_shared(&slots(&[0, 1]), &k), Err(AppendError::SeparatePlanes));
+    assert_eq!(cache.append(&slots(&[0, 1]), &k, None), Err(AppendError::MissingValues));
 }
 
 #[test]
@@ -172,7 +173,7 @@ fn doubling_the_scale_and_the_data_stores_the_same_codes() {
         let format = KvFormat::Fp8E4m3(KvScales::new(k_scale, v_scale).unwrap());
         let mut cache = HostKv::new(shape(1, 1), KvLayout::Nhd, format).unwrap();
         let k = HostTensor::packed(k, [1, 2, 5]).unwrap();
-        cache.append(&[Slot::from_raw(0)], &k, &HostTensor::packed(v, [1, 2, 3]).unwrap()).unwrap();
+        cache.append(&[Slot::from_raw(0)], &k, Some(&HostTensor::packed(v, [1, 2, 3]).unwrap())).unwrap();
         cache
     };
     let (once, twice) = (stored(0.5, 4.0, &k, &v), stored(1.0, 8.0, &doubled(&k), &doubled(&v)));
@@ -190,7 +191,7 @@ fn out_of_range_values_end_as_each_dtype_says() {
     let stored = |format| {
         let mut cache = HostKv::new(shape(1, 1), KvLayout::Nhd, format).unwrap();
         let k = HostTensor::packed(&k, [1, 2, 5]).unwrap();
-        cache.append(&[Slot::from_raw(0)], &k, &HostTensor::packed(&[0.0; 6][..], [1, 2, 3]).unwrap()).unwrap();
+        cache.append(&[Slot::from_raw(0)], &k, Some(&HostTensor::packed(&[0.0; 6][..], [1, 2, 3]).unwrap())).unwrap();
         let mut out = [0.0; 5];
         cache.read_k(Slot::from_raw(0), 1, &mut out);
         assert!(out[2].is_nan());
@@ -209,7 +210,7 @@ fn copying_a_page_copies_that_page_and_nothing_else() {
             let (k, v) = (rows(n, 5, false, |x| x), rows(n, 3, true, |x| x));
             let all: Vec<Slot> = (0..12).map(Slot::from_raw).collect();
             let k = HostTensor::packed(&k, [n, 2, 5]).unwrap();
-            cache.append(&all, &k, &HostTensor::packed(&v, [n, 2, 3]).unwrap()).unwrap();
+            cache.append(&all, &k, Some(&HostTensor::packed(&v, [n, 2, 3]).unwrap())).unwrap();
             let mut expected = cache.buffer().as_slice().as_bytes().to_vec();
             for offset in 0..3usize {
                 let slot = Slot::new(PageId::new(1).unwrap(), u32::try_from(offset).unwrap(), shape.page_size).unwrap();
@@ -264,8 +265,8 @@ fn a_shared_v_is_columns_of_k_and_is_written_once() {
     let mut cache = shared(KvFormat::F32, 1).unwrap();
     let rows = rows(1, 5, false, |x| x);
     let tensor = HostTensor::packed(&rows, [1, 2, 5]).unwrap();
-    assert_eq!(cache.append(&slots(&[4]), &tensor, &tensor), Err(AppendError::SharedPlanes));
-    cache.append_shared(&slots(&[4]), &tensor).unwrap();
+    assert_eq!(cache.append(&slots(&[4]), &tensor, Some(&tensor)), Err(AppendError::UnwantedValues));
+    cache.append(&slots(&[4]), &tensor, None).unwrap();
     let mut out = [0.0; 3];
     cache.read_v(Slot::from_raw(4), 1, &mut out);
     assert_eq!(out, rows[6..9]);
@@ -274,6 +275,34 @@ fn a_shared_v_is_columns_of_k_and_is_written_once() {
     assert_eq!(out, rows[6..9]);
     assert_eq!(shared(KvFormat::F32, 3).unwrap_err(), ShapeError::SharedColumns { v_column: 3, end: 6, head_dim_k: 5 });
     assert!(matches!(shared(formats()[3], 1).unwrap_err(), ShapeError::SharedScales { .. }));
+}
+
+#[test]
+fn a_cache_is_made_for_what_a_layer_keeps() {
+    let page_size = PageSize::new(3).unwrap();
+    for values in [Values::Own(3), Values::InKeys(3), Values::None] {
+        let spec = KvSpec { num_kv_heads: 2, head_dim_k: 5, values };
+        let mut cache = HostKv::for_spec(spec, 2, page_size, KvLayout::Hnd, KvFormat::F32).unwrap();
+        assert_eq!(cache.spec(), spec);
+        assert_eq!(cache.buffer().len() as u64, 6 * spec.elements_per_token());
+        let (k, v) = (rows(1, 5, false, |x| x), rows(1, 3, true, |x| x));
+        let (k_rows, v_rows) = (HostTensor::packed(&k, [1, 2, 5]).unwrap(), HostTensor::packed(&v, [1, 2, 3]).unwrap());
+        let has_own = matches!(values, Values::Own(_));
+        cache.append(&slots(&[4]), &k_rows, has_own.then_some(&v_rows)).unwrap();
+        let wrong = cache.append(&slots(&[4]), &k_rows, (!has_own).then_some(&v_rows)).unwrap_err();
+        assert_eq!(wrong, if has_own { AppendError::MissingValues } else { AppendError::UnwantedValues });
+        let mut key = [0.0; 5];
+        cache.read_k(Slot::from_raw(4), 1, &mut key);
+        assert_eq!(key, k[5..10]);
+        cache.copy_page(PageId::new(1).unwrap(), PageId::new(0).unwrap()).unwrap();
+        let mut value = vec![0.0; values.head_dim() as usize];
+        cache.read_v(Slot::from_raw(1), 1, &mut value);
+        let expected = if has_own { &v[3..6] } else { &k[5..5 + value.len()] };
+        assert_eq!(value, expected);
+    }
+    let wide = KvSpec { num_kv_heads: 1, head_dim_k: 4, values: Values::InKeys(5) };
+    let error = HostKv::for_spec(wide, 2, page_size, KvLayout::Nhd, KvFormat::F32).unwrap_err();
+    assert_eq!(error, ShapeError::SharedColumns { v_column: 0, end: 5, head_dim_k: 4 });
 }
 
 #[test]

@@ -46,7 +46,8 @@ impl Engine {
                 let [k, v] = [1.0, -1.0].map(|sign| sign * value(*token, layer));
                 let (k, v) = ([k, k + 0.5], [v, v, v, v, v, v - 0.5]);
                 let k = HostTensor::packed(&k[..], [1, 2, 1]).unwrap();
-                kv.append(&[slot(&lease, position)], &k, &HostTensor::packed(&v[..], [1, 2, 3]).unwrap()).unwrap();
+                kv.append(&[slot(&lease, position)], &k, Some(&HostTensor::packed(&v[..], [1, 2, 3]).unwrap()))
+                    .unwrap();
             }
         }
         let inserted = self.cache.insert(&key, &lease, 0).unwrap();

@@ -168,7 +168,7 @@ impl Run {
                 self.sequences[*i].1.push(tag);
                 let (k, v) = ([f32_of(tag)], [-f32_of(tag)]);
                 let k = HostTensor::packed(&k[..], [1, 1, 1]).unwrap();
-                self.kv.append(&[slot], &k, &HostTensor::packed(&v[..], [1, 1, 1]).unwrap()).unwrap();
+                self.kv.append(&[slot], &k, Some(&HostTensor::packed(&v[..], [1, 1, 1]).unwrap())).unwrap();
             }
         }
     }

@@ -179,10 +179,7 @@ impl Input {
 
     pub(crate) fn plan_group(&self) -> PlanGroup {
         let [kv_heads, group_size] = self.plan.heads.map(|number| u32::from(number % 4) + 1);
-        PlanGroup {
-            heads: HeadShape::new(kv_heads * group_size, kv_heads, 8),
-            causal: self.plan.causal,
-            window_left: self.plan.window_left.map(|left| left.0.cast_unsigned()),
-        }
+        let window_left = self.plan.window_left.map(|left| left.0.cast_unsigned());
+        PlanGroup::plain(HeadShape::new(kv_heads * group_size, kv_heads, 8), self.plan.causal, window_left)
     }
 }

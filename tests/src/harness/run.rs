@@ -113,11 +113,12 @@ pub fn forward(
     let mut lse = vec![Lse::from_ln(f32::from_bits(canary(Dtype::F32))); rows * heads];
     let mut cache = problem.cache.clone();
     let kv = if problem.case.append {
-        Kv::Append { cache: &mut cache, k: problem.k.view(), v: problem.v.view() }
+        Kv::Append { cache: &mut cache, k: problem.k.view(), v: Some(problem.v.view()) }
     } else {
         Kv::Attend { cache: &problem.cache }
     };
-    let io = Io { q: problem.q.view(), kv, out: out.view_mut(), lse: wants_lse.then_some(&mut lse[..]) };
+    let (q, lse_io) = (problem.q.view(), wants_lse.then_some(&mut lse[..]));
+    let io = Io { q, kv, side: None, out: out.view_mut(), lse: lse_io };
     backend.forward(step, layer, io).map_err(|error| Stop::error("forward", &error))?;
     let run = Run {
         dtype: problem.case.q_dtype,

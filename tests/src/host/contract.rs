@@ -178,10 +178,10 @@ fn attempt(
     let kv = if problem.case.append == wrong.append {
         Kv::Attend { cache: &sound }
     } else {
-        Kv::Append { cache: &mut cache, k: problem.k.view(), v: problem.v.view() }
+        Kv::Append { cache: &mut cache, k: problem.k.view(), v: Some(problem.v.view()) }
     };
     let q = if is_q_plain { problem.q.view() } else { q.view() };
-    let io = Io { q, kv, out: out.view_mut(), lse: wants_lse.then_some(&mut lse[..]) };
+    let io = Io { q, kv, side: None, out: out.view_mut(), lse: wants_lse.then_some(&mut lse[..]) };
     let result = backend.forward(step, wrong.layer, io);
     let untouched = out.bits().iter().all(|&bits| bits == canary(dtype))
         && out.broken_guard().is_none()

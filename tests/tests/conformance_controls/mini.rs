@@ -58,7 +58,7 @@ impl Mini {
         }
     }
 
-    fn append(&self, batch: &Batch, cache: &mut HostKv, k: &HostTensor<'_>, v: &HostTensor<'_>) {
+    fn append(&self, batch: &Batch, cache: &mut HostKv, k: &HostTensor<'_>, v: Option<&HostTensor<'_>>) {
         let mut slots = batch.slot_mapping().unwrap_or_default().to_vec();
         slots.resize(k.rows(), Slot::PADDING);
         if self.has(Fault::PaddingSlotTakenAsLast) {
@@ -71,7 +71,7 @@ impl Mini {
         if !self.has(Fault::AppendRoundsThroughBf16) {
             return cache.append(&slots, k, v).expect("check_io has checked the shapes");
         }
-        let rounded = [k, v].map(|tensor| {
+        let rounded = |tensor: &HostTensor<'_>| {
             let [rows, heads, dim] = tensor.shape();
             let mut data = vec![0.0; rows * heads * dim];
             for (state, vector) in data.chunks_mut(dim).enumerate() {
@@ -79,9 +79,11 @@ impl Mini {
                 vector.iter_mut().for_each(|x| *x = half::bf16::from_f32(*x).to_f32());
             }
             data
-        });
+        };
+        let (rounded_k, rounded_v) = (rounded(k), v.map(rounded));
         let view = |data, of: &HostTensor<'_>| HostTensor::packed(data, of.shape()).expect("sizes of the suite fit");
-        cache.append(&slots, &view(&rounded[0], k), &view(&rounded[1], v)).expect("sizes of the suite fit");
+        let v = rounded_v.as_ref().zip(v).map(|(data, of)| view(data, of));
+        cache.append(&slots, &view(&rounded_k, k), v.as_ref()).expect("sizes of the suite fit");
     }
 
     /// What faults of determinism and memory do to a finished output.
@@ -112,7 +114,7 @@ impl Mini {
     }
 
     fn run(&self, step: &Prepared, layer: usize, io: Io<'_, Host>) -> Result<(), RunError> {
-        let Io { q, kv, mut out, mut lse } = io;
+        let Io { q, kv, mut out, mut lse, .. } = io;
         let batch = self.batch_of(step)?;
         let layer = if self.has(Fault::AlwaysLayerZero) { 0 } else { layer };
         let spec = &self.model.layers()[layer];
@@ -122,7 +124,7 @@ impl Mini {
         let cache = match kv {
             Kv::Attend { cache } => cache,
             Kv::Append { cache, k, v } => {
-                self.append(batch, cache, &k, &v);
+                self.append(batch, cache, &k, v.as_ref());
                 cache
             }
         };

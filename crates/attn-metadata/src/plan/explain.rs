@@ -118,7 +118,7 @@ fn group_report(
     let q_rows: u64 = batch.requests().iter().map(|r| u64::from(r.q_len)).sum();
     let widths = u64::from(heads.head_dim_qk + heads.head_dim_vo);
     let q_bytes = q_rows * u64::from(heads.num_qo_heads) * widths * model.q_dtype().size_bytes() as u64;
-    let kv_bytes = kv_tokens * u64::from(heads.num_kv_heads) * widths * model.kv_dtype().size_bytes() as u64;
+    let kv_bytes = kv_tokens * group.kv.bytes_per_token(model.kv_dtype());
     let (bytes, flops) = (q_bytes + kv_bytes, 2 * pairs * u64::from(heads.num_qo_heads) * widths);
     GroupReport {
         backend,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use attn_metadata::plan::{Chunking, Plan, PlanConfig, PlanReport};
 use attn_metadata::{
     AttentionBackend, BackendConfig, BackendEntry, Batch, BatchLimits, Bucket, Capabilities, CaptureError,
-    CaptureLimits, CreateError, DimRule, FeatureSet, Host, HostDevice, Io, Kv, ModelSpec, PlanGroup, PoolShape,
+    CaptureLimits, CreateError, DimRule, FeatureSet, Host, HostDevice, Io, Kv, ModelSpec, PLAIN, PlanGroup, PoolShape,
     PrepareError, Prepared, Reason, RunError, SizeRule, Steps, SubBatch, check_batch, check_io,
 };
 use kvpool::{Dtype, KvDtype, Slot};
@@ -50,6 +50,7 @@ fn create(config: &BackendConfig<Host>) -> Result<attn_metadata::BoxedBackend<Ho
 
 fn capabilities() -> Capabilities {
     Capabilities {
+        families: vec![PLAIN],
         q_dtypes: Dtype::ALL.to_vec(),
         kv_dtypes: KvDtype::ALL.to_vec(),
         head_dims: DimRule::Independent { qk: SizeRule::UpTo(MAX_HEAD_DIM), vo: SizeRule::UpTo(MAX_HEAD_DIM) },
@@ -233,7 +234,7 @@ impl AttentionBackend<Host> for CpuBackend {
         let planned = self.steps.get(step)?;
         check_io(&self.model, step, layer, &io)?;
         if let Kv::Append { cache, k, v } = &mut io.kv {
-            cache.append(&planned.slots, k, v).map_err(|source| RunError::Append { layer, source })?;
+            cache.append(&planned.slots, k, v.as_ref()).map_err(|source| RunError::Append { layer, source })?;
         }
         let group = self.model.group_of(layer).expect("the layer was checked");
         let output = Output::new(&mut io.out, io.lse);

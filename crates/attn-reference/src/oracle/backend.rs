@@ -7,8 +7,8 @@ use std::sync::Arc;
 use attn_metadata::plan::{Chunking, Plan, PlanConfig, PlanReport};
 use attn_metadata::{
     AttentionBackend, BackendConfig, BackendEntry, Batch, BatchLimits, Bucket, Capabilities, CaptureError,
-    CaptureLimits, DimRule, FeatureSet, Host, Io, Kv, Lse, ModelSpec, PoolShape, PrepareError, Prepared, RunError,
-    SizeRule, Steps, SubBatch, check_batch, check_io,
+    CaptureLimits, DimRule, FeatureSet, Host, Io, Kv, Lse, ModelSpec, PLAIN, PoolShape, PrepareError, Prepared,
+    RunError, SizeRule, Steps, SubBatch, check_batch, check_io,
 };
 use kvpool::{Dtype, HostTensorMut, KvDtype, Slot};
 
@@ -31,6 +31,7 @@ pub fn entry() -> BackendEntry<Host> {
 fn capabilities() -> Capabilities {
     let any = SizeRule::UpTo(u32::MAX);
     Capabilities {
+        families: vec![PLAIN],
         q_dtypes: Dtype::ALL.to_vec(),
         kv_dtypes: KvDtype::ALL.to_vec(),
         head_dims: DimRule::Independent { qk: any.clone(), vo: any.clone() },
@@ -88,12 +89,12 @@ impl AttentionBackend<Host> for OracleBackend {
         let batch = self.steps.get(step)?;
         check_io(&self.model, step, layer, &io)?;
         let spec = &self.model.layers()[layer];
-        let Io { q, kv, out, lse } = io;
+        let Io { q, kv, out, lse, .. } = io;
         let output = match kv {
             Kv::Attend { cache } => attend(batch, spec, &q, cache),
             Kv::Append { cache, k, v } => {
                 let slots = padded_slots(batch, k.rows());
-                cache.append(&slots, &k, &v).map_err(|source| RunError::Append { layer, source })?;
+                cache.append(&slots, &k, v.as_ref()).map_err(|source| RunError::Append { layer, source })?;
                 attend(batch, spec, &q, cache)
             }
         };

@@ -75,8 +75,9 @@ pub fn problem_of(workload: &Workload, seed: u64, available_bytes: u64) -> Resul
     let rows = batch.num_rows() as usize;
     let mut tensor = |heads: u32, width: u32| normal.activation(dtype, [rows, heads as usize, width as usize]);
     let q = tensor(num_qo_heads, head_dim_qk);
-    let new_kv =
-        workload.append.then(|| NewKv { k: tensor(num_kv_heads, head_dim_qk), v: tensor(num_kv_heads, head_dim_vo) });
+    let new_kv = workload
+        .append
+        .then(|| NewKv { k: tensor(num_kv_heads, head_dim_qk), v: Some(tensor(num_kv_heads, head_dim_vo)) });
     Ok(Problem { layer, batch, q, cache, new_kv })
 }
 

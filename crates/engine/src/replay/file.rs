@@ -166,6 +166,8 @@ impl Tensors<'_> {
             softcap: params.softcap,
             sinks: per_head("sinks")?,
             alibi_slopes: per_head("alibi_slopes")?,
+            values_in_keys: false,
+            family: None,
         })?)
     }
 
@@ -190,7 +192,7 @@ impl Tensors<'_> {
             }
             Ok(got)
         };
-        Ok(Some(NewKv { k: read(k, heads.head_dim_qk)?, v: read(v, heads.head_dim_vo)? }))
+        Ok(Some(NewKv { k: read(k, heads.head_dim_qk)?, v: Some(read(v, heads.head_dim_vo)?) }))
     }
 
     fn batch(&self, num_rows: usize, pool: PoolShape, appends: bool) -> Result<Batch, FileError> {

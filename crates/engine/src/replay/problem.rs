@@ -13,10 +13,10 @@ use super::activation::Activation;
 /// New keys and values, for a batch that appends.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NewKv {
-    /// Keys `[rows, num_kv_heads, head_dim_qk]`.
+    /// Keys `[rows, num_kv_heads, head_dim_k]` of what the layer keeps of a token.
     pub k: Activation,
-    /// Values `[rows, num_kv_heads, head_dim_vo]`.
-    pub v: Activation,
+    /// Values `[rows, num_kv_heads, head_dim_v]`; `None` where it keeps no values of their own.
+    pub v: Option<Activation>,
 }
 
 /// One attention problem: a model of one layer, a batch and its tensors.
@@ -85,10 +85,13 @@ impl Problem {
         into: &mut Outcome,
     ) -> Result<(), RunError> {
         let kv = match &self.new_kv {
-            Some(NewKv { k, v }) => Kv::Append { cache: &mut self.cache, k: k.view(), v: v.view() },
+            Some(NewKv { k, v }) => {
+                Kv::Append { cache: &mut self.cache, k: k.view(), v: v.as_ref().map(Activation::view) }
+            }
             None => Kv::Attend { cache: &self.cache },
         };
-        let io = Io { q: self.q.view(), kv, out: into.out.view_mut(), lse: Some(into.lse.as_mut_slice()) };
+        let (out, lse) = (into.out.view_mut(), Some(into.lse.as_mut_slice()));
+        let io = Io { q: self.q.view(), kv, side: None, out, lse };
         backend.forward(step, 0, io)
     }
 }

@@ -25,14 +25,14 @@ pub struct Call<'a> {
     pub q: HostTensor<'a>,
     /// The layer's pages, before the append.
     pub cache: &'a HostKv,
-    /// New keys and values, where the batch appends.
-    pub new_kv: Option<[HostTensor<'a>; 2]>,
+    /// New keys, and values where the layer keeps some of their own, where the batch appends.
+    pub new_kv: Option<(HostTensor<'a>, Option<HostTensor<'a>>)>,
 }
 
 impl<'a> From<&'a Problem> for Call<'a> {
     fn from(problem: &'a Problem) -> Self {
         let Problem { layer, batch, q, cache, new_kv } = problem;
-        let new_kv = new_kv.as_ref().map(|NewKv { k, v }| [k.view(), v.view()]);
+        let new_kv = new_kv.as_ref().map(|NewKv { k, v }| (k.view(), v.as_ref().map(Activation::view)));
         Self { layer, batch, q: q.view(), cache, new_kv }
     }
 }
@@ -65,9 +65,9 @@ pub fn record(call: &Call<'_>) -> Result<Vec<u8>, RecordError> {
     tensors.push(FileTensor::table("kv_indptr", &kv_indptr));
     tensors.push(FileTensor::table("kv_indices", call.batch.kv_indices()));
     tensors.push(FileTensor::table("kv_last_page_len", &kv_last_page_len));
-    if let (Some([k, v]), Some(slots)) = (&call.new_kv, call.batch.slot_mapping()) {
+    if let (Some((k, v)), Some(slots)) = (&call.new_kv, call.batch.slot_mapping()) {
         tensors.push(FileTensor::activation("k", &packed(k)));
-        tensors.push(FileTensor::activation("v", &packed(v)));
+        tensors.extend(v.as_ref().map(|v| FileTensor::activation("v", &packed(v))));
         let slots: Vec<i32> = slots.iter().map(|slot: &Slot| slot.raw()).collect();
         debug_assert_eq!(slots.len(), rows, "a slot for each row");
         tensors.push(FileTensor::table("slot_mapping", &slots));

@@ -9,6 +9,7 @@
 //! [`LayerAttention`](crate::lm::LayerAttention). Everything is deterministic given the order of the calls.
 
 mod attention;
+mod caches;
 mod error;
 mod job;
 mod metrics;

@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use attn_metadata::{BackendConfig, BatchLimits, BoxedBackend, Host, HostDevice, ModelSpec, PoolShape, Selection};
 use attn_reference::verify::{VerifyBackend, VerifyHandle, VerifyReport};
-use kvpool::{Dtype, HostKv, KvFormat, KvLayout, KvShape, PagePool, PageSize, PrefixCache, PrefixConfig};
+use kvpool::{Dtype, KvFormat, PagePool, PageSize, PrefixCache, PrefixConfig};
 use page_table::PageTable;
 
+use super::caches::LayerCaches;
 use super::error::{ServeError, StepError, SubmitError};
 use super::job::Job;
 use super::metrics::{Metrics, PrefixMetrics, StepTimes};
@@ -50,7 +51,7 @@ pub struct Session {
     selection: Selection,
     verify: Option<VerifyHandle>,
     pub(super) pages: KvPages,
-    pub(super) caches: Vec<HostKv>,
+    pub(super) caches: Vec<LayerCaches>,
     pub(super) scheduler: Scheduler,
     next_id: u64,
     pub(super) completions: VecDeque<Completion>,
@@ -83,9 +84,9 @@ impl Session {
             return Err(ServeError::Zero { field });
         }
         let pool = PagePool::new(config.num_pages, config.page_size)?;
-        let caches = make_caches(model, config)?;
         let kv_dtype = config.kv_format.dtype();
         let spec = ModelSpec::new(model.layers().to_vec(), Dtype::F32, kv_dtype, config.page_size)?;
+        let caches = LayerCaches::for_model(&spec, config.num_pages, config.kv_format)?;
         let backend = BackendConfig { model: Arc::new(spec), limits: BatchLimits::NONE, device: config.device };
         let (backend, selection) = create_backend(&config.backend, &backend)?;
         let (backend, verify) = shadow(backend, config.verify_every);
@@ -248,19 +249,4 @@ fn shadow(backend: BoxedBackend<Host>, every: u64) -> (BoxedBackend<Host>, Optio
     let backend = VerifyBackend::new(backend, every);
     let handle = backend.handle();
     (Box::new(backend), Some(handle))
-}
-
-fn make_caches(model: &dyn LanguageModel, config: &SessionConfig) -> Result<Vec<HostKv>, ServeError> {
-    let cache = |layer: &attn_metadata::Layer| {
-        let heads = layer.heads();
-        let shape = KvShape {
-            num_pages: config.num_pages,
-            page_size: config.page_size,
-            num_kv_heads: heads.num_kv_heads,
-            head_dim_k: heads.head_dim_qk,
-            head_dim_v: heads.head_dim_vo,
-        };
-        Ok(HostKv::new(shape, KvLayout::Nhd, config.kv_format)?)
-    };
-    model.layers().iter().map(cache).collect()
 }

@@ -80,9 +80,7 @@ impl Session {
         }
         let outcome = pages.append(&step.appends, scheduler.num_pages())?;
         for copy in outcome.copies {
-            for cache in caches.iter_mut() {
-                cache.copy_page(copy.from, copy.to).expect("pages of the pool are pages of its caches");
-            }
+            caches.iter_mut().for_each(|layer| layer.copy_page(copy.from, copy.to));
         }
         Ok(())
     }

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::cast_precision_loss)]
 
 use attn_metadata::{HeadShape, Layer, LayerParams};
-use engine::lm::{ForwardError, LanguageModel, LayerAttention, Logits, ModelInput};
+use engine::lm::{AttentionInput, AttentionOutput, ForwardError, LanguageModel, LayerAttention, Logits, ModelInput};
 
 const HIDDEN: usize = 32;
 const HEADS: HeadShape = HeadShape::new(4, 2, 8);
@@ -74,7 +74,8 @@ impl LanguageModel for Toy {
         for (layer, [q, k, v, o]) in self.weights.iter().enumerate() {
             let (q, k, v) = (product(&hidden, q), product(&hidden, k), product(&hidden, v));
             let mut out = vec![f32::NAN; q.len()];
-            let attended = attention.attend(layer, &q, &k, &v, &mut out);
+            let attended =
+                attention.attend(layer, &AttentionInput::plain(&q, &k, &v), AttentionOutput::plain(&mut out));
             attended.map_err(|source| ForwardError::Attention { layer, source })?;
             hidden.iter_mut().zip(product(&out, o)).for_each(|(h, d)| *h += d);
         }

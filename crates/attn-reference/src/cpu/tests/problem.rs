@@ -131,6 +131,7 @@ impl Problem {
         let io = Io {
             q: HostTensor::packed(&self.q, [rows, num_heads, qk]).unwrap(),
             kv: Kv::Attend { cache: &self.cache },
+            side: None,
             out: HostTensorMut::packed(&mut out, [rows, num_heads, vo]).unwrap(),
             lse: Some(lse.as_mut_slice()),
         };

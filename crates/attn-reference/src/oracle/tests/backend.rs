@@ -31,7 +31,8 @@ fn forward(
 ) -> Result<(), RunError> {
     let cache = problem.cache(&problem.batch());
     let out = HostTensorMut::packed(out, [3, 2, 4]).unwrap();
-    backend.forward(step, 0, Io { q: problem.q(), kv: Kv::Attend { cache: &cache }, out, lse: Some(lse) })
+    let kv = Kv::Attend { cache: &cache };
+    backend.forward(step, 0, Io { q: problem.q(), kv, side: None, out, lse: Some(lse) })
 }
 
 #[test]

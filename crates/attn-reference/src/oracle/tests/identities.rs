@@ -92,7 +92,7 @@ fn scales_multiply_stored_values() {
         HostKv::new(base.shape(), kvpool::KvLayout::Hnd, KvFormat::Fp8E4m3(KvScales::new(0.5, 2.0).unwrap())).unwrap();
     let slots: Vec<_> = (0..5).map(kvpool::Slot::from_raw).collect();
     let view = |data| kvpool::HostTensor::packed(data, [5, 1, 4]).unwrap();
-    fp8.append(&slots, &view(&problem.k), &view(&problem.v)).unwrap();
+    fp8.append(&slots, &view(&problem.k), Some(&view(&problem.v))).unwrap();
     assert_eq!(attend(&batch, &layer, &problem.q(), &fp8), attend(&batch, &layer, &problem.q(), &base));
 }
 

@@ -83,7 +83,7 @@ impl Problem {
         let slots: Vec<_> = tokens.map(|(r, p)| slot(r, p)).collect();
         let view =
             |data, dim: u32| HostTensor::packed(data, [slots.len(), num_kv_heads as usize, dim as usize]).unwrap();
-        cache.append(&slots, &view(&self.k, head_dim_qk), &view(&self.v, head_dim_vo)).unwrap();
+        cache.append(&slots, &view(&self.k, head_dim_qk), Some(&view(&self.v, head_dim_vo))).unwrap();
         cache
     }
 

@@ -24,7 +24,7 @@ use attn_metadata::{HeadShape, LayerError, LayerParams};
 use super::ModelError;
 use super::config::{ModelConfig, WindowConfig};
 use super::gguf::GgufFile;
-use crate::lm::{ForwardError, LanguageModel, LayerAttention, Logits, ModelInput};
+use crate::lm::{AttentionInput, AttentionOutput, ForwardError, LanguageModel, LayerAttention, Logits, ModelInput};
 use linear::Linear;
 use ops::{RopeTable, activate_mul, add, rms_norm, rms_norm_in_place, scale, softcap};
 use weights::{Layer, Weights};
@@ -99,8 +99,9 @@ impl Decoder {
         for (idx, layer) in weights.layers.iter().enumerate() {
             scratch.attention_inputs(layer, config, config.window_of(idx)).map_err(product)?;
             scratch.attended.resize(scratch.q.len(), 0.0);
+            let input = AttentionInput::plain(&scratch.q, &scratch.k, &scratch.v);
             attention
-                .attend(idx, &scratch.q, &scratch.k, &scratch.v, &mut scratch.attended)
+                .attend(idx, &input, AttentionOutput::plain(&mut scratch.attended))
                 .map_err(|source| ForwardError::Attention { layer: idx, source })?;
             layer.o.forward(&scratch.attended, &mut scratch.delta).map_err(product)?;
             scratch.add_delta(layer.post_attn_norm.as_deref(), config);

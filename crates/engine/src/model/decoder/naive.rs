@@ -4,7 +4,7 @@
 use attn_metadata::RunError;
 
 use super::super::testing::TinyGguf;
-use crate::lm::LayerAttention;
+use crate::lm::{AttentionInput, AttentionOutput, LayerAttention};
 
 /// Dense causal attention over sequences that are kept whole, one value at a time.
 pub(super) struct Dense {
@@ -77,7 +77,7 @@ pub(super) fn llama(file: &TinyGguf, tokens: &[u32], head: &str) -> Vec<Vec<f32>
             let k = rotate(linear(file, &name("attn_k"), &n));
             let v = linear(file, &name("attn_v"), &n);
             let mut attended = vec![0.0; 24];
-            attention.attend(layer, &q, &k, &v, &mut attended).unwrap();
+            attention.attend(layer, &AttentionInput::plain(&q, &k, &v), AttentionOutput::plain(&mut attended)).unwrap();
             add(&mut x, &linear(file, &name("attn_output"), &attended));
             let n = norm(file, &name("ffn_norm"), &x);
             let (gate, up) = (linear(file, &name("ffn_gate"), &n), linear(file, &name("ffn_up"), &n));
@@ -108,7 +108,7 @@ pub(super) fn gemma(file: &TinyGguf, tokens: &[u32]) -> Vec<Vec<f32>> {
             let k = rotate(norm(file, &name("attn_k_norm"), &linear(file, &name("attn_k"), &n)));
             let v = linear(file, &name("attn_v"), &n);
             let mut attended = vec![0.0; 24];
-            attention.attend(layer, &q, &k, &v, &mut attended).unwrap();
+            attention.attend(layer, &AttentionInput::plain(&q, &k, &v), AttentionOutput::plain(&mut attended)).unwrap();
             let delta = linear(file, &name("attn_output"), &attended);
             add(&mut x, &norm(file, &name("post_attention_norm"), &delta));
             let n = norm(file, &name("ffn_norm"), &x);
