@@ -2,10 +2,11 @@
 //! reproduced from the one line that it prints. What the values are: [`crate::harness`]; the line: `Display` and
 //! `FromStr`, in `text.rs`.
 
+use std::fmt;
 use std::sync::Arc;
 
-use attn_metadata::{HeadShape, Layer, LayerParams, ModelSpec, Requirements};
-use kvpool::{Dtype, KvDtype, KvFormat, KvScales, PageSize};
+use attn_metadata::{FamilyRef, HeadShape, Layer, LayerParams, ModelSpec, Requirements};
+use kvpool::{Dtype, KvDtype, KvFormat, KvScales, PageSize, Values};
 use serde::{Deserialize, Serialize};
 
 macro_rules! named_enum {
@@ -106,6 +107,29 @@ pub struct RequestShape {
     pub kv_len: u32,
 }
 
+/// A family of attention for the cases of a suite: see [`Suite::family`](crate::Suite::family).
+#[derive(Clone, Copy)]
+pub struct CaseFamily {
+    /// Its name.
+    pub name: &'static str,
+    /// Brings a drawn case into a form that the family has: head counts, widths, page size, features.
+    pub adapt: fn(&mut Case),
+    /// The family of a case's layer, a function of the case alone.
+    pub make: fn(&Case) -> FamilyRef,
+}
+
+impl fmt::Debug for CaseFamily {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+impl PartialEq for CaseFamily {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name
+    }
+}
+
 /// One attention problem. Two cases that differ only in how things are stored (`page_size`, `layout`, `table`) have
 /// the same values, unless `shared` is set.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -121,8 +145,12 @@ pub struct Case {
     pub q_dtype: Dtype,
     /// Dtype of the cache.
     pub kv_dtype: KvDtype,
-    /// Scales of K and V, where the dtype has some.
+    /// Scales of K and V, where the dtype has some; that of K for both where the values are in the keys.
     pub scales: (f32, f32),
+    /// Whether the values are the first columns of the keys.
+    pub values_in_keys: bool,
+    /// The family, if the layer is not plain.
+    pub family: Option<CaseFamily>,
     /// Tokens in a page.
     pub page_size: u32,
     /// Where K and V lie.
@@ -161,6 +189,8 @@ impl Default for Case {
             q_dtype: Dtype::F32,
             kv_dtype: KvDtype::F32,
             scales: (0.5, 2.0),
+            values_in_keys: false,
+            family: None,
             page_size: 16,
             layout: Layout::Nhd,
             table: Table::Permuted,
@@ -184,8 +214,10 @@ impl Case {
     /// # Errors
     /// The first thing that is wrong with it.
     pub fn validate(&self) -> Result<(), String> {
-        Layer::new(self.layer_params()).map_err(|error| error.to_string())?;
-        PageSize::new(self.page_size).map_err(|error| error.to_string())?;
+        let layer = Layer::new(self.layer_params()).map_err(|error| error.to_string())?;
+        let page_size = PageSize::new(self.page_size).map_err(|error| error.to_string())?;
+        let model = ModelSpec::new(vec![layer], self.q_dtype, self.kv_dtype, page_size);
+        model.map_err(|error| error.to_string())?;
         KvScales::new(self.scales.0, self.scales.1).map_err(|error| error.to_string())?;
         match self.requests.iter().position(|r| self.append && r.q_len > r.kv_len) {
             Some(request) => Err(format!("request {request} appends more tokens than its kv_len")),
@@ -228,9 +260,21 @@ impl Case {
             KvDtype::F16 => KvFormat::F16,
             KvDtype::Bf16 => KvFormat::Bf16,
             KvDtype::Fp8E4m3 => {
-                let (k, v) = self.scales;
+                let (k, own_v) = self.scales;
+                let v = if matches!(self.layer().kv().values, Values::InKeys(_)) { k } else { own_v };
                 KvFormat::Fp8E4m3(KvScales::new(k, v).expect("the case was validated"))
             }
+        }
+    }
+
+    /// The format of a side branch's cache: the dtype that the model stores there, unscaled.
+    #[must_use]
+    pub fn side_format(&self) -> KvFormat {
+        match self.model(vec![self.layer()]).side_dtype() {
+            KvDtype::F32 => KvFormat::F32,
+            KvDtype::F16 => KvFormat::F16,
+            KvDtype::Bf16 => KvFormat::Bf16,
+            KvDtype::Fp8E4m3 => KvFormat::Fp8E4m3(KvScales::new(1.0, 1.0).expect("1 is a scale")),
         }
     }
 
@@ -254,6 +298,8 @@ impl Case {
             softcap: self.softcap,
             sinks: sinks.map(head_values),
             alibi_slopes: self.alibi.then(|| head_values(&[0.5, 0.25, 0.125, 0.062_5, 0.031_25])),
+            values_in_keys: self.values_in_keys,
+            family: self.family.map(|family| (family.make)(self)),
             ..usual
         }
     }

@@ -26,7 +26,7 @@ mod sample;
 mod suite;
 mod text;
 
-pub use case::Case;
+pub use case::{Case, CaseFamily};
 pub use report::{CheckReport, Report};
 pub use rng::Rng;
 pub use suite::Suite;

@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use attn_metadata::{Capabilities, Feature, HeadShape};
 use kvpool::{Dtype, KvDtype};
 
-use crate::case::{Case, Data, Layout, RequestShape, Sinks, Table};
+use crate::case::{Case, CaseFamily, Data, Layout, RequestShape, Sinks, Table};
 use crate::rng::Rng;
 
 const NUM_REQUESTS: &[usize] = &[1, 2, 5, 17, 0];
@@ -22,7 +22,7 @@ const WINDOWS: &[Option<u32>] = &[None, Some(0), Some(1), Some(63), Some(64), So
 const PADDING: &[u32] = &[0, 1, 6];
 const SCALES: &[(f32, f32)] = &[(0.5, 2.0), (0.037, 1.7)];
 /// The number of levels of each property, in the order in which `Levels` are read.
-const SIZES: [usize; 19] = [5, 8, 10, 7, 10, 4, 7, 3, 4, 7, 4, 2, 5, 2, 5, 3, 4, 3, 8];
+const SIZES: [usize; 20] = [5, 8, 10, 7, 10, 4, 7, 3, 4, 7, 4, 2, 5, 2, 5, 3, 4, 3, 8, 5];
 /// `Data` without the probe, which is a check of its own.
 const DATA: &[Data] =
     &[Data::Normal, Data::Large, Data::Huge, Data::Dominant, Data::Equal, Data::Ramp, Data::OneHot, Data::Subnormal];
@@ -43,13 +43,19 @@ pub(crate) struct Bounds {
 pub(crate) struct Sampler<'a> {
     capabilities: &'a Capabilities,
     bounds: Bounds,
+    family: Option<CaseFamily>,
     rng: Rng,
     covered: HashSet<(usize, usize, usize, usize)>,
 }
 
 impl<'a> Sampler<'a> {
     pub(crate) fn new(capabilities: &'a Capabilities, bounds: Bounds, rng: Rng) -> Self {
-        Self { capabilities, bounds, rng, covered: HashSet::new() }
+        Self { capabilities, bounds, family: None, rng, covered: HashSet::new() }
+    }
+
+    /// The same for layers of a family.
+    pub(crate) fn with_family(self, family: Option<CaseFamily>) -> Self {
+        Self { family, ..self }
     }
 
     /// The next case: of some candidates the one that brings the most new pairs.
@@ -60,7 +66,8 @@ impl<'a> Sampler<'a> {
             tried += 1;
             let levels = SIZES.map(|size| self.rng.below(size));
             let case = self.case(&levels);
-            if self.capabilities.supports(&case.requirements()).is_err() || !self.fits_batch(&case) {
+            let is_valid = case.validate().is_ok();
+            if !is_valid || self.capabilities.supports(&case.requirements()).is_err() || !self.fits_batch(&case) {
                 continue;
             }
             let new = pairs(&levels).filter(|pair| !self.covered.contains(pair)).count();
@@ -75,7 +82,7 @@ impl<'a> Sampler<'a> {
 
     /// A case as the backend certainly supports it.
     fn plain(&mut self) -> Case {
-        let mut case = supported(self.capabilities).next().unwrap_or_default();
+        let mut case = supported(self.capabilities, self.family).next().unwrap_or_default();
         case.seed = self.rng.next_u64() >> 40;
         case
     }
@@ -104,7 +111,7 @@ impl<'a> Sampler<'a> {
             alibi,
             rest @ ..,
         ] = *levels;
-        let [layout, table, mode, padding, data] = rest;
+        let [layout, table, mode, padding, data, in_keys] = rest;
         let (head_dim_qk, head_dim_vo) = DIMS[dim];
         let num_kv_heads = KV_HEADS[kv_heads];
         let num_qo_heads = num_kv_heads * GROUPS[group];
@@ -117,6 +124,9 @@ impl<'a> Sampler<'a> {
             q_dtype: Dtype::ALL[q_dtype],
             kv_dtype: KvDtype::ALL[kv_dtype],
             scales: self.rng.pick(SCALES),
+            // One case in five, where the widths allow it.
+            values_in_keys: in_keys == 0 && head_dim_vo <= head_dim_qk,
+            family: self.family,
             page_size: PAGE_SIZES[page],
             layout: Layout::ALL[layout],
             table: Table::ALL[table],
@@ -131,6 +141,10 @@ impl<'a> Sampler<'a> {
             data: DATA[data],
             seed: self.rng.next_u64() >> 40,
         };
+        if let Some(family) = self.family {
+            case.values_in_keys = false;
+            (family.adapt)(&mut case);
+        }
         case.requests = self.requests(&case, NUM_REQUESTS[requests], Q_LENS[q], CACHED[cached], mode == 3);
         shrink(&mut case, self.bounds.work);
         case
@@ -189,19 +203,21 @@ fn pairs(levels: &Levels) -> impl Iterator<Item = (usize, usize, usize, usize)> 
 }
 
 /// Plain cases of every dtype and width of the pool that the capabilities allow.
-pub(crate) fn supported(capabilities: &Capabilities) -> impl Iterator<Item = Case> {
-    plain_cases().filter(|case| capabilities.supports(&case.requirements()).is_ok())
+pub(crate) fn supported(capabilities: &Capabilities, family: Option<CaseFamily>) -> impl Iterator<Item = Case> {
+    plain_cases(family).filter(|case| capabilities.supports(&case.requirements()).is_ok())
 }
 
 /// Plain decode cases of every dtype, width and page size of the pool.
-pub(crate) fn plain_cases() -> impl Iterator<Item = Case> {
+pub(crate) fn plain_cases(family: Option<CaseFamily>) -> impl Iterator<Item = Case> {
     let dims = DIMS.iter().copied().chain([(576, 512), (96, 96)]);
-    dims.flat_map(|(qk, vo)| {
+    dims.flat_map(move |(qk, vo)| {
         Dtype::ALL.into_iter().flat_map(move |q_dtype| {
             KvDtype::ALL.into_iter().flat_map(move |kv_dtype| {
                 PAGE_SIZES.iter().map(move |&page_size| {
                     let heads = HeadShape { num_qo_heads: 1, num_kv_heads: 1, head_dim_qk: qk, head_dim_vo: vo };
-                    Case { heads, q_dtype, kv_dtype, page_size, ..Case::default() }
+                    let mut case = Case { heads, q_dtype, kv_dtype, page_size, family, ..Case::default() };
+                    family.iter().for_each(|family| (family.adapt)(&mut case));
+                    case
                 })
             })
         })

@@ -2,6 +2,8 @@
 
 use attn_metadata::HostDevice;
 
+use crate::case::CaseFamily;
+
 /// How the suite is run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Suite {
@@ -21,6 +23,10 @@ pub struct Suite {
     pub fail_fast: bool,
     /// The device that backends are made with.
     pub device: HostDevice,
+    /// The family of the layers; `None`: plain ones. A family is put through the exact relations alone
+    /// ([`host::FAMILY_CHECKS`](crate::host::FAMILY_CHECKS)): what it computes is between its crate's oracle and its
+    /// backends.
+    pub family: Option<CaseFamily>,
 }
 
 impl Suite {
@@ -36,6 +42,7 @@ impl Suite {
             parallel: true,
             fail_fast: false,
             device: HostDevice { num_threads: Some(2) },
+            family: None,
         }
     }
 
@@ -49,6 +56,12 @@ impl Suite {
     #[must_use]
     pub const fn wide(seed: u64) -> Self {
         Self { seed, num_oracle_cases: 2000, num_check_cases: 60, work: 30_000_000, floor: 2500, ..Self::standard() }
+    }
+
+    /// Exact relations over layers of a family.
+    #[must_use]
+    pub const fn family(family: CaseFamily) -> Self {
+        Self { family: Some(family), floor: 150, ..Self::standard() }
     }
 
     /// Another floor: for backends of which much is refused.

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use attn_metadata::HeadShape;
 
-use crate::case::{Case, Data, Layout, RequestShape, Sinks, Table};
+use crate::case::{Case, CaseFamily, Data, Layout, RequestShape, Sinks, Table};
 
 /// Most requests of one word, so that a mistyped line does not fill the memory.
 const MAX_REQUESTS: usize = 1 << 20;
@@ -33,6 +33,10 @@ impl fmt::Display for Case {
         let HeadShape { num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo } = self.heads;
         write!(f, "q/kv={} pad={}", requests.join(","), self.padding_rows)?;
         write!(f, " heads={num_qo_heads}/{num_kv_heads} dim={head_dim_qk}/{head_dim_vo}")?;
+        if let Some(family) = self.family {
+            write!(f, " family={}", family.name)?;
+        }
+        write!(f, " inkeys={}", self.values_in_keys)?;
         write!(f, " dtype={}/{} scale={}/{}", self.q_dtype, self.kv_dtype, self.scales.0, self.scales.1)?;
         write!(f, " page={} layout={} table={}", self.page_size, self.layout.name(), self.table.name())?;
         write!(f, " shared={} causal={} window={}", self.shared, self.causal, option(self.window))?;
@@ -55,10 +59,25 @@ impl FromStr for Case {
     type Err = CaseTextError;
 
     fn from_str(line: &str) -> Result<Self, CaseTextError> {
+        Self::parse_with(line, None)
+    }
+}
+
+impl Case {
+    /// The case of a line that may name the given family.
+    ///
+    /// # Errors
+    /// [`CaseTextError`] with the word that is wrong.
+    pub fn parse_with(line: &str, family: Option<CaseFamily>) -> Result<Self, CaseTextError> {
         let mut case = Self::default();
         for word in line.split_whitespace() {
             let error = |why: String| CaseTextError { word: word.to_owned(), why };
             let (key, value) = word.split_once('=').ok_or_else(|| error("there is no '='".to_owned()))?;
+            if key == "family" {
+                case.family = family.filter(|family| family.name == value);
+                case.family.ok_or_else(|| error("the suite has no such family".to_owned()))?;
+                continue;
+            }
             set(&mut case, key, value).map_err(error)?;
         }
         case.validate().map_err(|why| CaseTextError { word: line.to_owned(), why })?;
@@ -77,6 +96,7 @@ fn set(case: &mut Case, key: &str, value: &str) -> Result<(), String> {
             (case.q_dtype, case.kv_dtype) = (parse(q)?, parse(kv)?);
         }
         "scale" => case.scales = pair(value)?,
+        "inkeys" => case.values_in_keys = parse(value)?,
         "page" => case.page_size = parse(value)?,
         "layout" => case.layout = Layout::of_name(value).ok_or("no such layout")?,
         "table" => case.table = Table::of_name(value).ok_or("no such table")?,
@@ -144,7 +164,7 @@ mod tests {
     fn a_case_reads_back_from_its_line() {
         let mut case: Case =
             "q/kv=3/7,1/20*3,0/0 pad=2 heads=6/2 dim=192/128 dtype=bf16/fp8_e4m3 scale=0.25/1.5 page=61 \
-            layout=ihnd table=top shared=true causal=false window=127 custom=true softcap=30 sinks=mixed alibi=true \
+            inkeys=true layout=ihnd table=top shared=true causal=false window=127 custom=true softcap=30 sinks=mixed alibi=true \
             append=false data=onehot seed=99"
                 .parse()
                 .unwrap();
@@ -160,6 +180,7 @@ mod tests {
     fn a_wrong_word_is_named() {
         let message = |line: &str| line.parse::<Case>().unwrap_err().to_string();
         assert_eq!(message("q/kv=1/5 pages=3"), "\"pages=3\" of the case: no such key");
+        assert_eq!(message("family=mla"), "\"family=mla\" of the case: the suite has no such family");
         assert_eq!(message("page"), "\"page\" of the case: there is no '='");
         assert_eq!(message("q/kv=6/5"), "\"q/kv=6/5\" of the case: request 0 appends more tokens than its kv_len");
         assert!(message("heads=3/2").contains("not divisible"));

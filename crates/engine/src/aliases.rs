@@ -74,7 +74,8 @@ mod tests {
     #[test]
     fn a_pair_may_mix_names_of_both_systems() {
         let (backend, selection) = create_backend("torch_native,oracle", &config()).unwrap();
-        assert_eq!((backend.name(), selection.extend, selection.decode), ("hybrid", "cpu", "oracle"));
+        let names = (selection.extend.to_string(), selection.decode.to_string());
+        assert_eq!((backend.name(), &*names.0, &*names.1), ("hybrid", "cpu", "oracle"));
         assert_eq!(selection.notes.len(), 1);
     }
 

@@ -31,6 +31,16 @@ pub fn create_backend(
     host_registry().create(choice, config)
 }
 
+/// Makes what runs every layer on an oracle: float64 references, which are chosen by name alone.
+///
+/// # Errors
+/// [`SelectError`] where a layer's family has no oracle in this build.
+pub fn create_oracle(config: &BackendConfig<Host>) -> Result<BoxedBackend<Host>, SelectError> {
+    let registry = host_registry();
+    let names: Vec<_> = registry.entries().iter().filter(|entry| !entry.auto).map(|entry| entry.name).collect();
+    registry.create(&names.join("+"), config).map(|(backend, _)| backend)
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::HashSet;

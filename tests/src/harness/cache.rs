@@ -4,30 +4,27 @@
 use attn_metadata::PoolShape;
 use half::{bf16, f16};
 use kvpool::{
-    FP8_E4M3_TO_F32, HostKv, HostTensor, KvBuffer, KvDtype, KvLayout, KvPageShape, KvPlaneLayout, KvShape, KvSliceMut,
-    KvStrides, PageId, ShapeError, Slot,
+    FP8_E4M3_TO_F32, HostKv, HostTensor, KvBuffer, KvDtype, KvFormat, KvLayout, KvPlaneLayout, KvShape, KvSliceMut,
+    KvSpec, KvStrides, PageId, ShapeError, Slot, Values,
 };
 
 use super::content::{FOREIGN, Part, Place, fill as fill_vector};
 use super::problem::{Poison, Problem};
+use super::tensor::Activation;
 use crate::case::{Case, Layout};
 
-/// A cache for a case whose every element, gaps included, is poison.
-pub(super) fn poisoned(case: &Case, pool: PoolShape, poison: Poison) -> HostKv {
-    let heads = case.heads;
-    let page = KvPageShape {
-        page_size: pool.page_size,
-        num_kv_heads: heads.num_kv_heads,
-        head_dim_k: heads.head_dim_qk,
-        head_dim_v: heads.head_dim_vo,
-    };
-    let shape = page.with_pages(pool.num_pages).expect("pools of a case are small");
+/// A cache of a case's layout whose every element, gaps included, is poison.
+pub(super) fn poisoned(case: &Case, spec: KvSpec, format: KvFormat, pool: PoolShape, poison: Poison) -> HostKv {
+    let PoolShape { num_pages, page_size } = pool;
+    let packed = |layout| HostKv::for_spec(spec, num_pages, page_size, layout, format);
+    let shape = spec.shape(num_pages, page_size);
+    let has_values = matches!(spec.values, Values::Own(_));
     let made = match case.layout {
-        Layout::Nhd => HostKv::new(shape, KvLayout::Nhd, case.format()),
-        Layout::Hnd => HostKv::new(shape, KvLayout::Hnd, case.format()),
-        Layout::InterleavedNhd => HostKv::interleaved(shape, KvLayout::Nhd, case.format()),
-        Layout::InterleavedHnd => HostKv::interleaved(shape, KvLayout::Hnd, case.format()),
-        Layout::Padded => padded(case, shape),
+        Layout::InterleavedNhd if has_values => HostKv::interleaved(shape, KvLayout::Nhd, format),
+        Layout::InterleavedHnd if has_values => HostKv::interleaved(shape, KvLayout::Hnd, format),
+        Layout::Nhd | Layout::InterleavedNhd => packed(KvLayout::Nhd),
+        Layout::Hnd | Layout::InterleavedHnd => packed(KvLayout::Hnd),
+        Layout::Padded => padded(spec, format, shape),
     };
     let mut cache = made.expect("the layouts are sound");
     poison_buffer(case, &mut cache, poison);
@@ -41,19 +38,24 @@ fn padded_plane(shape: &KvShape, head_dim: u32, offset: usize) -> KvPlaneLayout 
     KvPlaneLayout { offset, strides: KvStrides { page, token, head }, head_dim: head_dim as usize }
 }
 
-fn padded(case: &Case, shape: KvShape) -> Result<HostKv, ShapeError> {
+fn padded(spec: KvSpec, format: KvFormat, shape: KvShape) -> Result<HostKv, ShapeError> {
     let k = padded_plane(&shape, shape.head_dim_k, 13);
     let end = |plane: &KvPlaneLayout| plane.extent(&shape).ok_or(ShapeError::Overflow { what: "padded plane" });
-    let v = padded_plane(&shape, shape.head_dim_v, end(&k)? + 11);
-    let len = end(&v)? + 11;
-    HostKv::from_parts(shape, case.format(), KvBuffer::zeroed(case.kv_dtype, len), k, v)
+    let buffer = |len| KvBuffer::zeroed(format.dtype(), len);
+    match spec.values {
+        Values::InKeys(_) => HostKv::with_shared_planes(shape, format, buffer(end(&k)? + 11), k, 0),
+        Values::Own(_) | Values::None => {
+            let v = padded_plane(&shape, shape.head_dim_v, end(&k)? + 11);
+            HostKv::from_parts(shape, format, buffer(end(&v)? + 11), k, v)
+        }
+    }
 }
 
 fn poison_buffer(case: &Case, cache: &mut HostKv, poison: Poison) {
     let mut noise = vec![0.0; cache.buffer().len()];
     match poison {
         Poison::Nan => noise.fill(f32::NAN),
-        Poison::Big => noise.fill(if case.kv_dtype == KvDtype::F16 { 6.0e4 } else { 1.0e30 }),
+        Poison::Big => noise.fill(if cache.format().dtype() == KvDtype::F16 { 6.0e4 } else { 1.0e30 }),
         Poison::Foreign => {
             for (position, run) in (0u64..).zip(noise.chunks_mut(512)) {
                 fill_vector(case, Part::K, Place { owner: FOREIGN, position, head: 0 }, run);
@@ -79,35 +81,61 @@ pub(super) fn fill(problem: &mut Problem) {
     }
 }
 
+/// Writes a cached token of both branches.
 fn write_token(problem: &mut Problem, member: usize, position: u32, slot: Slot) {
-    let heads = problem.case.heads;
-    let num_heads = heads.num_kv_heads as usize;
-    let token = |part, dim: u32| {
-        let mut values = vec![0.0; num_heads * dim as usize];
-        for (head, vector) in (0u32..).zip(values.chunks_mut(dim as usize)) {
-            problem.kv_value(part, member, position, head, vector);
-        }
-        values
+    let token = |problem: &Problem, parts: [Part; 2], spec: KvSpec| {
+        let num_heads = spec.num_kv_heads as usize;
+        let values = |part, dim: u32| {
+            let mut values = vec![0.0; num_heads * dim as usize];
+            for (head, vector) in (0u32..).zip(values.chunks_mut(dim as usize)) {
+                problem.kv_value(part, member, position, head, vector);
+            }
+            (values, [1, num_heads, dim as usize])
+        };
+        let v = matches!(spec.values, Values::Own(_)).then(|| values(parts[1], spec.values.head_dim()));
+        (values(parts[0], spec.head_dim_k), v)
     };
-    let (k, v) = (token(Part::K, heads.head_dim_qk), token(Part::V, heads.head_dim_vo));
-    let view = |data, dim: u32| HostTensor::packed(data, [1, num_heads, dim as usize]).expect("one token");
-    let (k, v) = (view(&k, heads.head_dim_qk), view(&v, heads.head_dim_vo));
-    problem.cache.append(&[slot], &k, &v).expect("slots of a case are of its pool");
+    let write = |cache: &mut HostKv, (k, v): (Row, Option<Row>)| {
+        let v = v.as_ref().map(view);
+        cache.append(&[slot], &view(&k), v.as_ref()).expect("slots of a case are of its pool");
+    };
+    let main = token(problem, [Part::K, Part::V], problem.cache.spec());
+    write(&mut problem.cache, main);
+    let Some(spec) = problem.side.as_ref().map(|side| side.spec.kv) else { return };
+    let rows = token(problem, [Part::SideK, Part::SideV], spec);
+    problem.side.iter_mut().for_each(|side| write(&mut side.cache, rows.clone()));
+}
+
+/// Values `[1, heads, dim]` of one token.
+type Row = (Vec<f32>, [usize; 3]);
+
+fn view((values, shape): &Row) -> HostTensor<'_> {
+    HostTensor::packed(&values[..], *shape).expect("one token")
 }
 
 /// The cache after the step: the new tokens at their slots, every other byte as it was. Shares no conversion with the
 /// append of `kvpool`.
 #[must_use]
 pub fn expected_after(problem: &Problem) -> HostKv {
-    let mut cache = problem.cache.clone();
+    after(problem, &problem.cache, &problem.k, problem.v.as_ref())
+}
+
+/// The same of the side branch's cache.
+#[must_use]
+pub fn expected_side_after(problem: &Problem) -> Option<HostKv> {
+    problem.side.as_ref().map(|side| after(problem, &side.cache, &side.k, side.v.as_ref()))
+}
+
+fn after(problem: &Problem, before: &HostKv, k: &Activation, v: Option<&Activation>) -> HostKv {
+    let mut cache = before.clone();
     let page_size = problem.pool.page_size;
     let format = cache.format();
+    let own_v = v.map(|v| (v, cache.v().layout, format.v_scale()));
+    let parts = [Some((k, cache.k().layout, format.k_scale())), own_v];
     for (row, slot) in problem.tables.slots.iter().flatten().enumerate() {
         let Some((page, token)) = slot.page(page_size).zip(slot.offset(page_size)) else { continue };
-        for head in 0..problem.case.heads.num_kv_heads {
-            let parts =
-                [(&problem.k, cache.k().layout, format.k_scale()), (&problem.v, cache.v().layout, format.v_scale())];
-            for (tensor, layout, scale) in parts {
+        for head in 0..before.spec().num_kv_heads {
+            for (tensor, layout, scale) in parts.into_iter().flatten() {
                 let mut values = vec![0.0; layout.head_dim];
                 tensor.view().read(row, head as usize, &mut values);
                 let start = layout.element(page, token, head);

@@ -14,6 +14,9 @@ pub(crate) enum Part {
     Q,
     K,
     V,
+    SideQ,
+    SideK,
+    SideV,
 }
 
 /// One head vector's place.
@@ -38,9 +41,9 @@ pub(crate) fn fill(case: &Case, part: Part, place: Place, out: &mut [f32]) {
     let mut rng = Rng::new(&[case.seed, part as u64, owner, position, u64::from(head)]);
     out.iter_mut().for_each(|x| *x = rng.normal());
     match part {
-        Part::Q => shape_q(case.data, out),
-        Part::K => shape_k(case, place, out),
-        Part::V => shape_v(case, place, out),
+        Part::Q | Part::SideQ => shape_q(case.data, out),
+        Part::K | Part::SideK => shape_k(case, place, out),
+        Part::V | Part::SideV => shape_v(case, place, out),
     }
     out.iter_mut().for_each(|x| *x = round(case.q_dtype, *x));
 }

@@ -10,9 +10,9 @@ mod problem;
 mod run;
 mod tensor;
 
-pub use cache::expected_after;
+pub use cache::{expected_after, expected_side_after};
 pub(crate) use problem::mask_shows;
-pub use problem::{Build, Poison, Problem, Tables};
-pub(crate) use run::prepare;
+pub use problem::{Build, Poison, Problem, SideProblem, Tables};
 pub use run::{Run, Stop, forward, run, same_rows};
+pub(crate) use run::{kv_of, prepare, side_output};
 pub use tensor::{Activation, Strides, canary, value};

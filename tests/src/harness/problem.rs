@@ -1,8 +1,8 @@
 //! Owns [`Problem`]: a case with its tables, cache and tensors built, and [`Build`]: everything about the building
 //! that no result may depend on.
 
-use attn_metadata::{Batch, Layer, PoolShape, RawBatch, mask_bytes};
-use kvpool::{HostKv, PageSize, Slot};
+use attn_metadata::{Batch, Layer, PoolShape, RawBatch, SideSpec, mask_bytes};
+use kvpool::{HostKv, KvSpec, PageSize, Slot, Values};
 
 use super::cache;
 use super::content::{FOREIGN, Part, Place, SHARED, fill};
@@ -99,8 +99,25 @@ pub struct Problem {
     pub q: Activation,
     /// New keys, read only where the step appends.
     pub k: Activation,
-    /// New values, likewise.
-    pub v: Activation,
+    /// New values, likewise; `None` where the layer keeps no values of their own.
+    pub v: Option<Activation>,
+    /// The side branch, where the layer has one.
+    pub side: Option<SideProblem>,
+}
+
+/// The tensors of a side branch, as those of the [`Problem`].
+#[derive(Clone, Debug)]
+pub struct SideProblem {
+    /// What it is.
+    pub spec: SideSpec,
+    /// The cache before the step.
+    pub cache: HostKv,
+    /// Queries.
+    pub q: Activation,
+    /// New keys.
+    pub k: Activation,
+    /// New values, where it keeps some of their own.
+    pub v: Option<Activation>,
 }
 
 impl Problem {
@@ -119,17 +136,28 @@ impl Problem {
         let page_size = PageSize::new(case.page_size).expect("the case was validated");
         let (tables, num_pages) = tables(case, &build, page_size);
         let pool = PoolShape { num_pages, page_size };
-        let heads = case.heads;
+        let (heads, layer) = (case.heads, case.layer());
         let input = |num_heads: u32, dim: u32| {
             let shape = [tables.num_rows, num_heads as usize, dim as usize];
             Activation::poisoned(case.q_dtype, shape, build.inputs)
         };
+        let new = |spec: KvSpec| {
+            let v = matches!(spec.values, Values::Own(_)).then(|| input(spec.num_kv_heads, spec.values.head_dim()));
+            (input(spec.num_kv_heads, spec.head_dim_k), v)
+        };
+        let (k, v) = new(layer.kv());
+        let side = layer.side().map(|spec| {
+            let (k, v) = new(spec.kv);
+            let cache = cache::poisoned(case, spec.kv, case.side_format(), pool, build.poison);
+            SideProblem { spec, cache, q: input(spec.num_heads, spec.head_dim), k, v }
+        });
         let mut problem = Self {
             pool,
-            cache: cache::poisoned(case, pool, build.poison),
+            cache: cache::poisoned(case, layer.kv(), case.format(), pool, build.poison),
             q: input(heads.num_qo_heads, heads.head_dim_qk),
-            k: input(heads.num_kv_heads, heads.head_dim_qk),
-            v: input(heads.num_kv_heads, heads.head_dim_vo),
+            k,
+            v,
+            side,
             tables,
             case: case.clone(),
             build,
@@ -210,29 +238,50 @@ impl Problem {
     }
 
     fn fill_row(&mut self, row: usize, member: usize, position: i64) {
-        let heads = self.case.heads;
-        let mut values = vec![0.0; heads.head_dim_qk as usize];
-        for head in 0..heads.num_qo_heads {
-            let place = Place { owner: member as u64, position: position.cast_unsigned(), head };
-            fill(&self.case, Part::Q, place, &mut values);
-            if self.build.nan_member == Some(member) {
-                values.fill(f32::NAN);
+        let place = |head: usize| {
+            let head = u32::try_from(head).expect("head counts have 32 bits");
+            Place { owner: member as u64, position: position.cast_unsigned(), head }
+        };
+        let is_nan = self.build.nan_member == Some(member);
+        let queries = [Some((Part::Q, &mut self.q)), self.side.as_mut().map(|side| (Part::SideQ, &mut side.q))];
+        for (part, tensor) in queries.into_iter().flatten() {
+            let [_, heads, dim] = tensor.shape();
+            let mut values = vec![0.0; dim];
+            for head in 0..heads {
+                fill(&self.case, part, place(head), &mut values);
+                if is_nan {
+                    values.fill(f32::NAN);
+                }
+                tensor.view_mut().write(row, head, &values);
             }
-            self.q.view_mut().write(row, head as usize, &values);
         }
         let Some(position) = u32::try_from(position).ok().filter(|_| self.case.append) else { return };
-        for head in 0..heads.num_kv_heads {
-            self.kv_value(Part::K, member, position, head, &mut values);
-            self.k.view_mut().write(row, head as usize, &values);
-            let mut values = vec![0.0; heads.head_dim_vo as usize];
-            self.kv_value(Part::V, member, position, head, &mut values);
-            self.v.view_mut().write(row, head as usize, &values);
+        for part in [Part::K, Part::V, Part::SideK, Part::SideV] {
+            let Some([_, heads, dim]) = self.new_rows(part).map(|tensor| tensor.shape()) else { continue };
+            let mut values = vec![0.0; dim];
+            for (index, head) in (0..heads).zip(0u32..) {
+                self.kv_value(part, member, position, head, &mut values);
+                self.new_rows(part).expect("it was there before").view_mut().write(row, index, &values);
+            }
+        }
+    }
+
+    /// The new rows of a part, where the layer has it.
+    fn new_rows(&mut self, part: Part) -> Option<&mut Activation> {
+        match part {
+            Part::Q => Some(&mut self.q),
+            Part::K => Some(&mut self.k),
+            Part::V => self.v.as_mut(),
+            Part::SideQ => self.side.as_mut().map(|side| &mut side.q),
+            Part::SideK => self.side.as_mut().map(|side| &mut side.k),
+            Part::SideV => self.side.as_mut().and_then(|side| side.v.as_mut()),
         }
     }
 
     fn poison_row(&mut self, row: usize) {
-        let (case, poison) = (&self.case, self.build.poison);
-        for (part, tensor) in [(Part::Q, &mut self.q), (Part::K, &mut self.k), (Part::V, &mut self.v)] {
+        let (case, poison) = (self.case.clone(), self.build.poison);
+        for part in [Part::Q, Part::K, Part::V, Part::SideQ, Part::SideK, Part::SideV] {
+            let Some(tensor) = self.new_rows(part) else { continue };
             let [_, heads, dim] = tensor.shape();
             let mut values = vec![0.0; dim];
             for head in 0..heads {
@@ -241,7 +290,7 @@ impl Problem {
                     Poison::Big => values.fill(6.0e4),
                     Poison::Foreign => {
                         let head = u32::try_from(head).expect("head counts have 32 bits");
-                        fill(case, part, Place { owner: FOREIGN, position: row as u64, head }, &mut values);
+                        fill(&case, part, Place { owner: FOREIGN, position: row as u64, head }, &mut values);
                     }
                 }
                 tensor.view_mut().write(row, head, &values);

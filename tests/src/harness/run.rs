@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
-use attn_metadata::{AttentionBackend, Batch, Feature, Host, Io, Kv, Lse, PrepareError, Prepared};
+use attn_metadata::{AttentionBackend, Batch, Feature, Host, Io, Kv, Lse, PrepareError, Prepared, Side};
 use kvpool::{Dtype, HostKv};
 
-use super::problem::Problem;
+use super::problem::{Problem, SideProblem};
 use super::tensor::{Activation, canary, value};
 
 /// Why a case did not pass.
@@ -50,6 +50,10 @@ pub struct Run {
     pub lse: Option<Vec<u32>>,
     /// The cache after the call, where it appended.
     pub cache: Option<HostKv>,
+    /// Shape and bits of the side branch's output, where it has one.
+    pub side_out: Option<([usize; 3], Vec<u32>)>,
+    /// The side branch's cache after the call, where it appended.
+    pub side_cache: Option<HostKv>,
 }
 
 impl Run {
@@ -112,13 +116,16 @@ pub fn forward(
     let wants_lse = backend.capabilities().features.contains(Feature::Lse);
     let mut lse = vec![Lse::from_ln(f32::from_bits(canary(Dtype::F32))); rows * heads];
     let mut cache = problem.cache.clone();
-    let kv = if problem.case.append {
-        Kv::Append { cache: &mut cache, k: problem.k.view(), v: Some(problem.v.view()) }
-    } else {
-        Kv::Attend { cache: &problem.cache }
-    };
+    let mut side_cache = problem.side.as_ref().map(|side| side.cache.clone());
+    let mut side_out = problem.side.as_ref().and_then(|side| side_output(problem, side));
+    let side = problem.side.as_ref().zip(side_cache.as_mut()).map(|(side, cache)| Side {
+        q: side.q.view(),
+        kv: kv_of(problem, cache, &side.k, side.v.as_ref()),
+        out: side_out.as_mut().map(Activation::view_mut),
+    });
+    let kv = kv_of(problem, &mut cache, &problem.k, problem.v.as_ref());
     let (q, lse_io) = (problem.q.view(), wants_lse.then_some(&mut lse[..]));
-    let io = Io { q, kv, side: None, out: out.view_mut(), lse: lse_io };
+    let io = Io { q, kv, side, out: out.view_mut(), lse: lse_io };
     backend.forward(step, layer, io).map_err(|error| Stop::error("forward", &error))?;
     let run = Run {
         dtype: problem.case.q_dtype,
@@ -126,10 +133,32 @@ pub fn forward(
         out: out.bits(),
         lse: wants_lse.then(|| lse.iter().map(|lse| lse.ln().to_bits()).collect()),
         cache: problem.case.append.then_some(cache),
+        side_out: side_out.as_ref().map(|out| (out.shape(), out.bits())),
+        side_cache: side_cache.filter(|_| problem.case.append),
     };
-    match out.broken_guard() {
+    match out.broken_guard().or(side_out.as_ref().and_then(Activation::broken_guard)) {
         Some(element) => Err(Stop::failed(format!("element {element} outside the output was written"))),
         None => check_written(problem, &run).map(|()| run),
+    }
+}
+
+/// A poisoned buffer for the output of a side branch, where it has one.
+pub(crate) fn side_output(problem: &Problem, side: &SideProblem) -> Option<Activation> {
+    let dim = side.spec.out_dim?;
+    let shape = [problem.q.shape()[0], side.spec.num_heads as usize, dim as usize];
+    Some(Activation::poisoned(problem.case.q_dtype, shape, problem.build.outputs))
+}
+
+/// The KV of a branch, as the case says.
+pub(crate) fn kv_of<'a>(
+    problem: &Problem,
+    cache: &'a mut HostKv,
+    k: &'a Activation,
+    v: Option<&'a Activation>,
+) -> Kv<'a, Host> {
+    match problem.case.append {
+        true => Kv::Append { cache, k: k.view(), v: v.map(Activation::view) },
+        false => Kv::Attend { cache },
     }
 }
 
@@ -145,6 +174,15 @@ fn check_written(problem: &Problem, run: &Run) -> Result<(), Stop> {
     if let Some(index) = run.out_rows(used..rows).iter().position(|&bits| bits != 0) {
         let (row, head) = at(index + used * heads * dim);
         return Err(Stop::failed(format!("out of padding row {row}, head {head} is not zero")));
+    }
+    if let Some((shape, bits)) = &run.side_out {
+        let width = shape[1] * shape[2];
+        if let Some(index) = bits.iter().position(|&bits| bits == canary(run.dtype)) {
+            return Err(Stop::failed(format!("side out of row {} was not written", index / width)));
+        }
+        if let Some(index) = bits[used * width..].iter().position(|&bits| bits != 0) {
+            return Err(Stop::failed(format!("side out of padding row {} is not zero", used + index / width)));
+        }
     }
     let unwritten = canary(Dtype::F32);
     let Some(lse) = &run.lse else { return Ok(()) };
@@ -174,6 +212,15 @@ pub fn same_rows(what: &str, a: (&Run, usize), b: (&Run, usize), n: usize) -> Re
             "{what}: out of row {row}, head {head}, column {} is {y:e}, was {x:e}",
             index % dim
         )));
+    }
+    if let (Some((shape, x)), Some((_, y))) = (&a.side_out, &b.side_out) {
+        let width = shape[1] * shape[2];
+        let rows = |bits: &[u32], row: usize| bits[row * width..(row + n) * width].to_vec();
+        let (x, y) = (rows(x, a_row), rows(y, b_row));
+        if let Some(index) = x.iter().zip(&y).position(|(x, y)| x != y) {
+            let (row, x, y) = (a_row + index / width, value(a.dtype, x[index]), value(b.dtype, y[index]));
+            return Err(Stop::failed(format!("{what}: side out of row {row} is {y:e}, was {x:e}")));
+        }
     }
     let (Some(x), Some(y)) = (a.lse_rows(a_row..a_row + n), b.lse_rows(b_row..b_row + n)) else { return Ok(()) };
     match x.iter().zip(y).position(|(x, y)| x != y) {

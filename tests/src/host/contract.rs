@@ -1,12 +1,16 @@
 //! The contract of the trait: stale steps, refused batches, refused calls. Refusals are named and change nothing.
 
-use attn_metadata::{AttentionBackend, BatchLimits, Host, Io, Kv, Lse, PrepareError, Prepared, RunError};
-use kvpool::{Dtype, HostKv, KvLayout, KvShape, PageSize};
+use attn_metadata::{
+    AttentionBackend, BatchLimits, Host, Io, Kv, Lse, PrepareError, Prepared, RunError, Side, SideSpec,
+};
+use kvpool::{Dtype, HostKv, KvLayout, KvShape, KvSpec, PageSize, Values};
 
 use super::context::{Context, with_queries};
 use super::{Check, check};
 use crate::case::{Case, RequestShape};
-use crate::harness::{Activation, Problem, Run, Stop, Strides, canary, forward, prepare, run};
+use crate::harness::{
+    Activation, Problem, Run, SideProblem, Stop, Strides, canary, forward, kv_of, prepare, run, side_output,
+};
 use crate::rng::Rng;
 
 pub(super) const STALE: Check = check(
@@ -97,6 +101,10 @@ struct Wrong {
     lse_len: usize,
     append: bool,
     cache: Option<fn(&mut KvShape)>,
+    /// v is given where none is wanted, or not given where one is.
+    v: bool,
+    /// A side branch is given where none is wanted, or not given where one is.
+    side: bool,
 }
 
 /// What is wrong with a cache, by name.
@@ -108,7 +116,7 @@ const CACHES: &[CacheEdit] = &[
     ("larger pages", |shape| shape.page_size = PageSize::new(shape.page_size.get() + 1).expect("small")),
     ("more KV heads", |shape| shape.num_kv_heads += 1),
     ("wider keys", |shape| shape.head_dim_k += 1),
-    ("wider values", |shape| shape.head_dim_v += 1),
+    ("other values", |shape| shape.head_dim_v = if shape.head_dim_v > 1 { shape.head_dim_v - 1 } else { 2 }),
 ];
 
 fn refused_call(context: &Context<'_>, case: &Case) -> Result<f64, Stop> {
@@ -116,15 +124,18 @@ fn refused_call(context: &Context<'_>, case: &Case) -> Result<f64, Stop> {
     let mut backend = context.backend(case)?;
     let plain: Run = run(&problem, &mut *backend)?;
     let step = prepare(&mut *backend, &problem.batch())?;
-    let edits: [Edit; 6] = [
+    let edits: [Edit; 8] = [
         ("layer", |w| w.layer = 1),
         ("rows of q", |w| w.q_rows = 1),
         ("width of out", |w| w.out_dim = 1),
         ("dtype of q", |w| w.dtype = true),
         ("length of the LSE", |w| w.lse_len = 1),
         ("append", |w| w.append = true),
+        ("presence of v", |w| w.v = true),
+        ("presence of the side branch", |w| w.side = true),
     ];
-    for (what, edit) in edits {
+    let is_possible = |what: &str| what != "presence of v" || case.append;
+    for (what, edit) in edits.into_iter().filter(|(what, _)| is_possible(what)) {
         let result = attempt(&problem, &mut *backend, &step, edit)?;
         let named = matches!(
             (what, &result),
@@ -133,6 +144,10 @@ fn refused_call(context: &Context<'_>, case: &Case) -> Result<f64, Stop> {
                 | ("dtype of q", Err(RunError::Dtype { .. }))
                 | ("length of the LSE", Err(RunError::LseLen { .. } | RunError::NoLse { .. }))
                 | ("append", Err(RunError::AppendMismatch { .. }))
+                | (
+                    "presence of v" | "presence of the side branch",
+                    Err(RunError::Missing { .. } | RunError::Unwanted { .. })
+                )
         );
         if !named {
             return Err(Stop::failed(format!("a call with a wrong {what}: {result:?}")));
@@ -140,7 +155,7 @@ fn refused_call(context: &Context<'_>, case: &Case) -> Result<f64, Stop> {
     }
     for (what, edit) in CACHES.iter().filter(|(what, _)| *what != "few pages" || problem.pool.num_pages > 1) {
         let result = attempt(&problem, &mut *backend, &step, |w| w.cache = Some(*edit))?;
-        if !matches!(result, Err(RunError::Cache { .. })) {
+        if !matches!(result, Err(RunError::Cache { .. } | RunError::CacheSpec { .. })) {
             return Err(Stop::failed(format!("a call with a cache of {what}: {result:?}")));
         }
     }
@@ -170,7 +185,15 @@ fn attempt(
         Some(edit) => {
             let mut shape = problem.cache.shape();
             edit(&mut shape);
-            HostKv::new(shape, KvLayout::Nhd, problem.case.format()).expect("caches of a case are small")
+            let KvShape { num_pages, page_size, num_kv_heads, head_dim_k, head_dim_v } = shape;
+            let values = match problem.cache.spec().values {
+                Values::Own(_) => Values::Own(head_dim_v),
+                Values::InKeys(_) => Values::InKeys(head_dim_v.min(head_dim_k)),
+                Values::None => Values::Own(1),
+            };
+            let spec = KvSpec { num_kv_heads, head_dim_k, values };
+            let made = HostKv::for_spec(spec, num_pages, page_size, KvLayout::Nhd, problem.case.format());
+            made.expect("caches of a case are small")
         }
         None => problem.cache.clone(),
     };
@@ -178,10 +201,13 @@ fn attempt(
     let kv = if problem.case.append == wrong.append {
         Kv::Attend { cache: &sound }
     } else {
-        Kv::Append { cache: &mut cache, k: problem.k.view(), v: Some(problem.v.view()) }
+        let v = if wrong.v == problem.v.is_some() { None } else { Some(problem.v.as_ref().unwrap_or(&problem.k)) };
+        Kv::Append { cache: &mut cache, k: problem.k.view(), v: v.map(Activation::view) }
     };
+    let mut branch = Branch::new(problem);
+    let side = if wrong.side == problem.side.is_some() { None } else { Some(branch.io(problem)) };
     let q = if is_q_plain { problem.q.view() } else { q.view() };
-    let io = Io { q, kv, side: None, out: out.view_mut(), lse: wants_lse.then_some(&mut lse[..]) };
+    let io = Io { q, kv, side, out: out.view_mut(), lse: wants_lse.then_some(&mut lse[..]) };
     let result = backend.forward(step, wrong.layer, io);
     let untouched = out.bits().iter().all(|&bits| bits == canary(dtype))
         && out.broken_guard().is_none()
@@ -191,6 +217,30 @@ fn attempt(
         return Err(Stop::failed(format!("a refused call wrote something ({wrong:?})")));
     }
     Ok(result)
+}
+
+/// The side branch of a call, where the layer has one, or one that it has no use for.
+struct Branch {
+    side: SideProblem,
+    out: Option<Activation>,
+}
+
+impl Branch {
+    fn new(problem: &Problem) -> Self {
+        let heads = problem.case.heads;
+        let (num_heads, head_dim) = (heads.num_qo_heads, heads.head_dim_qk);
+        let spec = SideSpec { num_heads, head_dim, kv: problem.cache.spec(), out_dim: None };
+        let Problem { cache, q, k, v, .. } = problem.clone();
+        let side = problem.side.clone().unwrap_or(SideProblem { spec, cache, q, k, v });
+        let out = side_output(problem, &side);
+        Self { side, out }
+    }
+
+    fn io(&mut self, problem: &Problem) -> Side<'_, Host> {
+        let Self { side: SideProblem { cache, q, k, v, .. }, out } = self;
+        let kv = kv_of(problem, cache, k, v.as_ref());
+        Side { q: q.view(), kv, out: out.as_mut().map(Activation::view_mut) }
+    }
 }
 
 const fn other_dtype(dtype: Dtype) -> Dtype {

@@ -143,6 +143,8 @@ fn hybrid(context: &Context<'_>, case: &Case) -> Result<f64, Stop> {
 
 /// The caches after two runs are the same bytes.
 pub(super) fn same_cache(a: &Run, b: &Run) -> Result<(), Stop> {
-    let bytes = |run: &Run| run.cache.as_ref().map(|c| c.buffer().as_slice().as_bytes().to_vec());
+    let bytes = |run: &Run| {
+        [&run.cache, &run.side_cache].map(|kv| kv.as_ref().map(|kv| kv.buffer().as_slice().as_bytes().to_vec()))
+    };
     if bytes(a) == bytes(b) { Ok(()) } else { Err(Stop::failed("the caches differ after the step")) }
 }

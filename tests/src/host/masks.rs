@@ -28,6 +28,7 @@ pub(super) const FUTURE: Check = check(
 /// Everything but the mask out of the way: V one-hot, q = 0, as many keys as V has columns.
 fn plain_probe(case: &mut Case, rng: &mut Rng, decode: bool) {
     case.data = Data::Probe;
+    case.values_in_keys = false;
     (case.alibi, case.sinks) = (false, Sinks::None);
     let width = case.heads.head_dim_vo;
     case.page_size = case.page_size.min(width.div_ceil(2));

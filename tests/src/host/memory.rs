@@ -3,9 +3,9 @@
 use super::context::{Context, as_drawn, with_queries};
 use super::{Check, check};
 use crate::case::{Case, Data, Layout, RequestShape, Table};
-use crate::harness::{Build, Poison, Problem, Stop, Strides, expected_after};
+use crate::harness::{Build, Poison, Problem, Stop, Strides, expected_after, expected_side_after};
 use crate::rng::Rng;
-use kvpool::{FP8_E4M3_TO_F32, KvDtype, KvSliceMut, f32_to_fp8_e4m3};
+use kvpool::{FP8_E4M3_TO_F32, HostKv, KvDtype, KvSliceMut, f32_to_fp8_e4m3};
 
 pub(super) const PAGES: Check = check(
     "pages",
@@ -89,10 +89,18 @@ fn with_append(case: &mut Case, rng: &mut Rng) {
 fn append_bytes(context: &Context<'_>, case: &Case) -> Result<f64, Stop> {
     let problem = Problem::new(case);
     let run = context.run(&problem)?;
-    let got = run.cache.ok_or_else(|| Stop::failed("nothing was appended"))?;
-    let expected = expected_after(&problem);
+    same_bytes(&problem.cache, run.cache.as_ref(), &expected_after(&problem))?;
+    match (&problem.side, expected_side_after(&problem)) {
+        (Some(side), Some(expected)) => same_bytes(&side.cache, run.side_cache.as_ref(), &expected)?,
+        _ => {}
+    }
+    Ok(0.0)
+}
+
+fn same_bytes(before: &HostKv, got: Option<&HostKv>, expected: &HostKv) -> Result<(), Stop> {
+    let got = got.ok_or_else(|| Stop::failed("nothing was appended"))?;
     let (got, wanted) = (got.buffer().as_slice().as_bytes(), expected.buffer().as_slice().as_bytes());
-    let before = problem.cache.buffer().as_slice().as_bytes();
+    let before = before.buffer().as_slice().as_bytes();
     // NaNs of the values may differ in payload; none are appended here.
     match got.iter().zip(wanted).position(|(got, wanted)| got != wanted) {
         Some(byte) => {
@@ -100,7 +108,7 @@ fn append_bytes(context: &Context<'_>, case: &Case) -> Result<f64, Stop> {
             let text = format!("byte {byte} of the cache is {}, not {}; {touched}", got[byte], wanted[byte]);
             Err(Stop::failed(text))
         }
-        None => Ok(0.0),
+        None => Ok(()),
     }
 }
 
@@ -110,6 +118,7 @@ fn with_fp8(case: &mut Case, rng: &mut Rng) {
     case.kv_dtype = KvDtype::Fp8E4m3;
     case.append = false;
     case.scales = (0.375, 1.75);
+    case.values_in_keys = false;
     if !matches!(case.data, Data::Normal | Data::Large | Data::Dominant) {
         case.data = Data::Normal;
     }

@@ -90,12 +90,31 @@ pub const CHECKS: &[Check] = &[
     partial::MERGE,
 ];
 
-/// Runs every check.
+/// The checks that need no oracle: exact relations and the contract, for layers of a family.
+pub const FAMILY_CHECKS: &[Check] = &[
+    masks::FUTURE,
+    memory::PAGES,
+    memory::POISON,
+    memory::STRIDES,
+    memory::APPEND_BYTES,
+    determinism::RERUN,
+    determinism::ALONE,
+    determinism::THREADS,
+    determinism::LAYERS,
+    determinism::HYBRID,
+    graph::REPLAY,
+    graph::LIMITS,
+    contract::STALE,
+    contract::REFUSED_BATCH,
+    contract::REFUSED_CALL,
+];
+
+/// Runs every check that applies to the suite's layers.
 pub fn run<F>(suite: &Suite, make: F) -> Report
 where
     F: Fn(&BackendConfig<Host>) -> Result<BoxedBackend<Host>, CreateError> + Sync,
 {
-    run_checks(suite, CHECKS, &make)
+    run_checks(suite, if suite.family.is_some() { FAMILY_CHECKS } else { CHECKS }, &make)
 }
 
 /// Runs some checks.
@@ -117,17 +136,24 @@ pub fn run_checks(suite: &Suite, checks: &[Check], make: Make<'_>) -> Report {
 /// # Errors
 /// [`Stop`], where it did not pass, and for a line or a name that does not parse.
 pub fn run_case(check: &str, line: &str, make: Make<'_>) -> Result<f64, Stop> {
+    run_case_of(&Suite::standard(), check, line, make)
+}
+
+/// As [`run_case`], for lines of another suite: one of a family, say.
+///
+/// # Errors
+/// As [`run_case`].
+pub fn run_case_of(suite: &Suite, check: &str, line: &str, make: Make<'_>) -> Result<f64, Stop> {
     let unknown = || Stop::failed(format!("there is no check {check:?}"));
     let check = CHECKS.iter().find(|c| c.name == check).ok_or_else(unknown)?;
-    let case: Case = line.parse().map_err(|error| Stop::failed(format!("{error}")))?;
-    let suite = Suite::standard();
-    attempt(&Context::new(&suite, make), check, &case)
+    let case = Case::parse_with(line, suite.family).map_err(|error| Stop::failed(format!("{error}")))?;
+    attempt(&Context::new(suite, make), check, &case)
 }
 
 /// The capabilities, from the first backend that can be made.
 fn discover(suite: &Suite, make: Make<'_>) -> Option<(String, Capabilities)> {
     let context = Context::new(suite, make);
-    let backend = plain_cases().find_map(|case| context.backend(&case).ok())?;
+    let backend = plain_cases(suite.family).find_map(|case| context.backend(&case).ok())?;
     Some((backend.name().to_owned(), backend.capabilities().clone()))
 }
 
@@ -153,11 +179,12 @@ fn run_check(context: &Context<'_>, check: &Check, capabilities: &Capabilities, 
 fn draw_cases(suite: &Suite, check: &Check, capabilities: &Capabilities) -> Vec<Case> {
     let name = check.name.bytes().fold(0u64, |hash, byte| hash.wrapping_mul(31).wrapping_add(byte.into()));
     let bounds = Bounds { work: suite.work / check.work, candidates: 24 };
-    let mut sampler = Sampler::new(capabilities, bounds, Rng::new(&[suite.seed, name]));
+    let mut sampler = Sampler::new(capabilities, bounds, Rng::new(&[suite.seed, name])).with_family(suite.family);
     let mut rng = Rng::new(&[suite.seed, name, 1]);
     let mut draw = |_| {
         let mut case = sampler.draw();
         (check.adapt)(&mut case, &mut rng);
+        suite.family.iter().for_each(|family| (family.adapt)(&mut case));
         case
     };
     (0..(check.num_cases)(suite)).map(&mut draw).collect()

@@ -172,5 +172,5 @@ fn merged(a: &Run, b: &Run) -> Result<Run, Stop> {
     };
     let out = out.into_iter().map(bits).collect();
     let lse = Some(out_lse.iter().map(|lse| lse.ln().to_bits()).collect());
-    Ok(Run { dtype: a.dtype, shape: a.shape, out, lse, cache: None })
+    Ok(Run { dtype: a.dtype, shape: a.shape, out, lse, cache: None, side_out: None, side_cache: None })
 }

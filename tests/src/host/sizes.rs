@@ -24,6 +24,7 @@ fn any_heads(case: &mut Case, rng: &mut Rng) {
     let num_kv_heads = rng.pick(&[1, 2, 3]);
     case.heads =
         HeadShape { num_qo_heads: num_kv_heads * rng.pick(GROUPS), num_kv_heads, head_dim_qk: qk, head_dim_vo: vo };
+    case.values_in_keys &= vo <= qk;
     if rng.below(2) == 0 {
         case.page_size = rng.pick(PAGES);
     }

@@ -18,7 +18,7 @@ use super::request::{Completion, Event, FinishReason, RequestId, RequestSpec};
 use super::scheduler::{Scheduler, SchedulerConfig};
 use super::stats::Stats;
 use super::step::StepBuffers;
-use crate::backends::create_backend;
+use crate::backends::{create_backend, create_oracle};
 use crate::lm::LanguageModel;
 use crate::sample::Sampler;
 
@@ -88,8 +88,8 @@ impl Session {
         let spec = ModelSpec::new(model.layers().to_vec(), Dtype::F32, kv_dtype, config.page_size)?;
         let caches = LayerCaches::for_model(&spec, config.num_pages, config.kv_format)?;
         let backend = BackendConfig { model: Arc::new(spec), limits: BatchLimits::NONE, device: config.device };
-        let (backend, selection) = create_backend(&config.backend, &backend)?;
-        let (backend, verify) = shadow(backend, config.verify_every);
+        let (chosen, selection) = create_backend(&config.backend, &backend)?;
+        let (backend, verify) = shadow(chosen, &backend, config.verify_every)?;
         let shape = PoolShape { num_pages: config.num_pages, page_size: config.page_size };
         Ok(Self {
             vocab_size: model.vocab_size(),
@@ -241,12 +241,19 @@ impl Session {
     }
 }
 
-/// Puts the oracle behind a backend, where steps are to be compared.
-fn shadow(backend: BoxedBackend<Host>, every: u64) -> (BoxedBackend<Host>, Option<VerifyHandle>) {
+/// Puts the oracles behind a backend, where steps are to be compared.
+fn shadow(
+    backend: BoxedBackend<Host>,
+    config: &BackendConfig<Host>,
+    every: u64,
+) -> Result<(BoxedBackend<Host>, Option<VerifyHandle>), ServeError> {
     if every == 0 {
-        return (backend, None);
+        return Ok((backend, None));
     }
-    let backend = VerifyBackend::new(backend, every);
+    let mut backend = VerifyBackend::new(backend, every);
+    if config.model.layers().iter().any(|layer| layer.family().is_some()) {
+        backend = backend.with_families(create_oracle(config)?);
+    }
     let handle = backend.handle();
-    (Box::new(backend), Some(handle))
+    Ok((Box::new(backend), Some(handle)))
 }

@@ -66,7 +66,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
     if args.json {
         let rejected: Vec<_> =
             selection.rejected.iter().map(|r| json!({"name": r.name, "reasons": r.reasons})).collect();
-        let chosen = json!({"extend": selection.extend, "decode": selection.decode, "rejected": rejected});
+        let chosen = json!({"extend": selection.extend.of_layers(), "decode": selection.decode.of_layers(), "rejected": rejected});
         output::write_json(&json!({"selection": chosen, "plan": plan}))?;
     } else {
         output::write(&format!("backend {selection}\n\n{plan}"))?;

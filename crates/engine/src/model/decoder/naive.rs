@@ -4,7 +4,7 @@
 use attn_metadata::RunError;
 
 use super::super::testing::TinyGguf;
-use crate::lm::{AttentionInput, AttentionOutput, LayerAttention};
+use crate::lm::{AttentionInput, AttentionOutput, LayerAttention, Rows};
 
 /// Dense causal attention over sequences that are kept whole, one value at a time.
 pub(super) struct Dense {
@@ -40,7 +40,14 @@ impl Dense {
 }
 
 impl LayerAttention for Dense {
-    fn attend(&mut self, layer: usize, q: &[f32], k: &[f32], v: &[f32], out: &mut [f32]) -> Result<(), RunError> {
+    fn attend(
+        &mut self,
+        layer: usize,
+        input: &AttentionInput<'_>,
+        output: AttentionOutput<'_>,
+    ) -> Result<(), RunError> {
+        let (Rows { q, k, v }, out) = (input.rows, output.out);
+        let v = v.expect("these layers keep values of their own");
         let kv_width = self.num_kv_heads * HEAD_DIM;
         for (row, sequence) in self.rows.clone().into_iter().enumerate() {
             let (keys, values) = &mut self.cache[layer][sequence];

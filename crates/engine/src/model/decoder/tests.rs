@@ -105,7 +105,7 @@ fn mistakes_are_named_before_attention_is_called() {
 struct Failing;
 
 impl LayerAttention for Failing {
-    fn attend(&mut self, layer: usize, _: &[f32], _: &[f32], _: &[f32], _: &mut [f32]) -> Result<(), RunError> {
+    fn attend(&mut self, layer: usize, _: &AttentionInput<'_>, _: AttentionOutput<'_>) -> Result<(), RunError> {
         if layer == 1 { Err(RunError::NoLse { backend: "none" }) } else { Ok(()) }
     }
 }

@@ -4,6 +4,8 @@
 //! attends to the same pages after the inner backend has, and the difference is recorded. Nothing is stopped: whoever
 //! holds the [`VerifyHandle`] decides what an error means.
 
+mod family;
+
 use std::sync::Arc;
 
 use attn_metadata::plan::PlanReport;
@@ -14,7 +16,8 @@ use attn_metadata::{
 use kvpool::HostTensor;
 use parking_lot::Mutex;
 
-use crate::oracle::{OracleOutput, attend};
+use self::family::FamilyOracle;
+use crate::oracle::attend;
 
 /// Errors of one layer over all sampled steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -38,7 +41,7 @@ pub struct VerifyReport {
     pub num_steps: u64,
     /// Steps that were compared.
     pub num_sampled: u64,
-    /// One entry for each layer of the model.
+    /// One entry for each layer of the model; of a layer of a family that nobody gave an oracle for, an empty one.
     pub layers: Vec<LayerErrors>,
 }
 
@@ -79,6 +82,7 @@ struct Shadowed {
 /// A backend shadowed by the oracle.
 pub struct VerifyBackend {
     inner: BoxedBackend<Host>,
+    families: Option<FamilyOracle>,
     every: u64,
     steps: Steps<Shadowed>,
     report: Arc<Mutex<VerifyReport>>,
@@ -101,10 +105,17 @@ impl VerifyBackend {
         let pool = PoolShape { num_pages: 0, page_size: inner.model().page_size() };
         Self {
             inner,
+            families: None,
             every,
             steps: Steps::new(Shadowed::new(pool)),
             report: Arc::new(Mutex::new(VerifyReport { layers, ..VerifyReport::default() })),
         }
+    }
+
+    /// Compares layers of families too, with a backend made for the same model that runs them on their oracles.
+    #[must_use]
+    pub fn with_families(self, oracle: BoxedBackend<Host>) -> Self {
+        Self { families: Some(FamilyOracle::new(oracle)), ..self }
     }
 
     /// A handle to the report.
@@ -120,7 +131,7 @@ impl Shadowed {
     }
 
     /// Keeps what the oracle needs, if this step is to be compared, and counts the step.
-    fn sample(&mut self, batch: &Batch, every: u64, report: &Mutex<VerifyReport>) {
+    fn sample(&mut self, batch: &Batch, every: u64, report: &Mutex<VerifyReport>, families: Option<&mut FamilyOracle>) {
         let mut report = report.lock();
         self.is_sampled = every != 0 && report.num_steps.is_multiple_of(every);
         report.num_steps += 1;
@@ -128,6 +139,7 @@ impl Shadowed {
         if self.is_sampled {
             // The new KV is in the pages when the oracle looks.
             batch.select_into(&mut self.batch, SubBatch::Later, |_| true);
+            families.into_iter().for_each(|oracle| oracle.prepare(&self.batch));
         }
     }
 }
@@ -146,25 +158,32 @@ impl AttentionBackend<Host> for VerifyBackend {
     }
 
     fn prepare_metadata(&mut self, batch: &Batch) -> Result<Prepared, PrepareError> {
-        let Self { inner, every, steps, report } = self;
+        let Self { inner, families, every, steps, report } = self;
         steps.prepare(batch, |step| {
             step.inner = Some(inner.prepare_metadata(batch)?);
-            step.sample(batch, *every, report);
+            step.sample(batch, *every, report, families.as_mut());
             Ok(())
         })
     }
 
     fn forward(&mut self, step: &Prepared, layer: usize, mut io: Io<'_, Host>) -> Result<(), RunError> {
-        let Self { inner, steps, report, .. } = self;
+        let Self { inner, families, steps, report, .. } = self;
         let shadowed = steps.get(step)?;
         check_io(inner.model(), step, layer, &io)?;
         inner.forward(shadowed.inner.as_ref().expect("a live step has its inner one"), layer, io.reborrow())?;
         if shadowed.is_sampled {
             let spec = &inner.model().layers()[layer];
-            let expected = attend(&shadowed.batch, spec, &io.q, io.kv.cache());
-            let found = Comparison { batch: &shadowed.batch, spec, expected: &expected };
-            let errors = found.errors(&io.out.as_ref(), io.lse.as_deref());
-            report.lock().layers[layer].add(&errors);
+            let expected = if spec.family().is_some() {
+                families.as_mut().and_then(|oracle| oracle.attend(layer, spec, &mut io))
+            } else {
+                let expected = attend(&shadowed.batch, spec, &io.q, io.kv.cache());
+                Some((expected.out, expected.lse))
+            };
+            if let Some((out, lse)) = expected {
+                let found = Comparison { batch: &shadowed.batch, spec, out: &out, lse: &lse };
+                let errors = found.errors(&io.out.as_ref(), io.lse.as_deref());
+                report.lock().layers[layer].add(&errors);
+            }
         }
         Ok(())
     }
@@ -190,10 +209,10 @@ impl AttentionBackend<Host> for VerifyBackend {
     }
 
     fn prepare_for_replay(&mut self, step: &mut Prepared, batch: &Batch) -> Result<(), CaptureError> {
-        let Self { inner, every, steps, report } = self;
+        let Self { inner, families, every, steps, report } = self;
         steps.replay(step, batch, |step, _| {
             inner.prepare_for_replay(step.inner.as_mut().expect("a captured step has its inner one"), batch)?;
-            step.sample(batch, *every, report);
+            step.sample(batch, *every, report, families.as_mut());
             Ok(())
         })
     }
@@ -213,7 +232,10 @@ impl LayerErrors {
 struct Comparison<'a> {
     batch: &'a Batch,
     spec: &'a Layer,
-    expected: &'a OracleOutput,
+    /// The oracle's outputs `[rows, heads, width]`.
+    out: &'a [f64],
+    /// Its LSEs `[rows, heads]`.
+    lse: &'a [f64],
 }
 
 impl Comparison<'_> {
@@ -226,8 +248,8 @@ impl Comparison<'_> {
             for head in 0..num_heads {
                 let vector = row * num_heads + head;
                 out.read(row, head, &mut got);
-                let lse = lse.map(|lse| (f64::from(lse[vector].ln()), self.expected.lse[vector]));
-                errors.add(&vector_errors(&got, &self.expected.out[vector * dim..][..dim], lse));
+                let lse = lse.map(|lse| (f64::from(lse[vector].ln()), self.lse[vector]));
+                errors.add(&vector_errors(&got, &self.out[vector * dim..][..dim], lse));
             }
         }
         errors
