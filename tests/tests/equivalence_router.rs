@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use attn_conformance::{Suite, host};
 use attn_metadata::{
-    AttentionBackend as _, BackendConfig, BackendEntry, BatchLimits, BoxedBackend, Capabilities, CreateError, DimRule,
-    HeadShape, Host, HostDevice, Layer, LayerParams, LayerRouter, ModelSpec, Reason, Registry, SelectError,
+    BackendConfig, BackendEntry, BatchLimits, BoxedBackend, Capabilities, CreateError, DimRule, HeadShape, Host,
+    HostDevice, Layer, LayerParams, LayerRouter, ModelSpec, Reason, Registry, SelectError,
 };
 use attn_reference::{cpu, oracle};
 use kvpool::{Dtype, KvDtype, PageSize};
