@@ -62,7 +62,7 @@ fn a_plan_is_explained_with_the_selection() {
     assert!(text.contains("request 2: q 512, kv 512"), "{text}");
     let explained = json(&[&EXPLAIN[..], &["--attention-backend", "oracle,cpu", "--window", "64", "--json"]].concat());
     assert_eq!(explained["selection"]["extend"][0], "oracle");
-    assert_eq!(explained["selection"]["decode"], "cpu");
+    assert_eq!(explained["selection"]["decode"][0], "cpu");
     assert!(explained["plan"]["groups"][0]["mask"].as_str().unwrap().contains("window_left 63"));
 }
 
