@@ -72,9 +72,9 @@ pub(crate) const FAULTS: &[Mutation] = &[
     Mutation {
         name: "few-pages-accepted",
         kind: "K10",
-        file: "crates/attn-metadata/src/backend.rs",
-        find: "(got.num_pages < needed.num_pages)",
-        replace: "(got.num_pages + 1 < needed.num_pages)",
+        file: "crates/attn-metadata/src/check.rs",
+        find: "(pages.1 < pages.0).then_some",
+        replace: "(pages.1 + 1 < pages.0).then_some",
         breaks: "a cache that lacks a page is accepted",
         tests: Tests::Suite,
     },
