@@ -74,8 +74,8 @@ fn refused_batch(context: &Context<'_>, case: &Case) -> Result<f64, Stop> {
     let mut more = case.clone();
     more.requests.push(RequestShape { q_len: 0, kv_len: 1 });
     let rows = Case { padding_rows: case.padding_rows + 1, ..case.clone() };
-    let larger_page = Case { page_size: case.page_size + 1, ..case.clone() };
-    let smaller_page = Case { page_size: (case.page_size - 1).max(1), ..case.clone() };
+    let larger_page = Case { page_size: case.page_size + 1, family: None, ..case.clone() };
+    let smaller_page = Case { page_size: (case.page_size - 1).max(1), family: None, ..case.clone() };
     let batches = [("KV tokens", longer), ("requests", more), ("rows", rows), ("page size", larger_page)];
     let smaller = (case.page_size > 1).then_some(("page size, from below", smaller_page));
     for (what, larger) in batches.into_iter().chain(smaller) {

@@ -172,7 +172,11 @@ fn refuse_batches(
         ("requests", Some(more), 0),
         ("KV tokens", Some(longer), 0),
         ("pages", Some(case.clone()), pages + 1),
-        ("tokens in a page", Some(Case { page_size: case.page_size + 1, shared: false, ..case.clone() }), 0),
+        (
+            "tokens in a page",
+            Some(Case { page_size: case.page_size + 1, shared: false, family: None, ..case.clone() }),
+            0,
+        ),
         ("append", (!appends_too_much).then_some(other), 0),
     ];
     for (what, case, min_pages) in batches.into_iter().filter_map(|(what, case, pages)| Some((what, case?, pages))) {

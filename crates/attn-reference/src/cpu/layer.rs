@@ -219,9 +219,9 @@ impl LayerCall<'_> {
 }
 
 /// Calls `work` with every number below `count`, each once, from all workers.
-fn share_out(workers: &mut [Scratch], count: usize, work: impl Fn(&mut Scratch, usize) + Sync) {
+pub(crate) fn share_out<W: Send>(workers: &mut [W], count: usize, work: impl Fn(&mut W, usize) + Sync) {
     let next = AtomicUsize::new(0);
-    let claim_all = |scratch: &mut Scratch| {
+    let claim_all = |scratch: &mut W| {
         loop {
             let i = next.fetch_add(1, Ordering::Relaxed);
             if i >= count {

@@ -2,6 +2,7 @@
 //!
 //! Reading order: `isa` (what a vector can do), then the primitives `pack`, `qk`, `softmax`, `pv`, `merge`, `mask`,
 //! then `unit` (one tile loop for prefill and decode alike), `layer` (a call over all units), `backend` (the trait).
+//! [`tiles`] is the tile loop as a building block for backends of other crates.
 //!
 //! Unsafe code is confined to `isa`: intrinsics behind detection tokens and the dispatch calls.
 
@@ -18,6 +19,7 @@ mod qk;
 mod schedule;
 mod scratch;
 mod softmax;
+pub mod tiles;
 mod unit;
 
 #[cfg(test)]
@@ -25,3 +27,4 @@ mod tests;
 
 pub use backend::{CpuBackend, entry};
 pub use isa::Isa;
+pub use output::Output;

@@ -19,14 +19,15 @@ struct Shard<'a> {
 }
 
 /// The output of a layer, writable from all workers.
-pub(crate) struct Output<'a> {
+#[allow(missing_debug_implementations, reason = "a view of locks")]
+pub struct Output<'a> {
     shards: [Option<Mutex<Shard<'a>>>; MAX_SHARDS],
     rows_per_shard: usize,
 }
 
 impl<'a> Output<'a> {
-    /// `lse` is `[rows, heads]`.
-    pub(crate) fn new(out: &'a mut HostTensorMut<'_>, lse: Option<&'a mut [Lse]>) -> Output<'a> {
+    /// Where results go; `lse` is `[rows, heads]`.
+    pub fn new(out: &'a mut HostTensorMut<'_>, lse: Option<&'a mut [Lse]>) -> Output<'a> {
         let [rows, heads, dim] = out.shape();
         let (row_stride, head_stride) = (out.row_stride(), out.head_stride());
         // Rows can be cut apart where each one ends before the next begins.
@@ -57,13 +58,10 @@ impl<'a> Output<'a> {
     }
 
     /// Writes consecutive heads of a row: a vector and an LSE for each.
-    pub(crate) fn write<'v>(
-        &self,
-        row: usize,
-        first_head: usize,
-        vectors: impl Iterator<Item = &'v [f32]>,
-        lses: &[f32],
-    ) {
+    ///
+    /// # Panics
+    /// Where there is no such row or head.
+    pub fn write<'v>(&self, row: usize, first_head: usize, vectors: impl Iterator<Item = &'v [f32]>, lses: &[f32]) {
         let shard = self.shards[row / self.rows_per_shard].as_ref().expect("rows of a batch are in range");
         // A worker that panicked leaves whole rows unwritten, never a broken shard.
         let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
@@ -86,7 +84,10 @@ impl<'a> Output<'a> {
     }
 
     /// Writes zeros and an empty LSE to a row.
-    pub(crate) fn clear_row(&self, row: usize) {
+    ///
+    /// # Panics
+    /// Where there is no such row.
+    pub fn clear_row(&self, row: usize) {
         let shard = self.shards[row / self.rows_per_shard].as_ref().expect("rows of a batch are in range");
         let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
         let (row, heads) = (row % self.rows_per_shard, shard.out.heads());

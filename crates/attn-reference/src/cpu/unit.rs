@@ -29,7 +29,7 @@ pub(crate) const SUPER_ROWS: usize = 12;
 pub(crate) const STREAM_ROWS: usize = 32;
 
 /// Values packed at a time while streaming.
-const STREAM_KEYS: usize = 32;
+pub(crate) const STREAM_KEYS: usize = 32;
 
 /// Most rows whose scores are held at once.
 pub(crate) const MAX_SCORE_ROWS: usize = if SUPER_ROWS > STREAM_ROWS { SUPER_ROWS } else { STREAM_ROWS };
