@@ -231,6 +231,20 @@ pub enum StageError {
         /// `[rows, heads, dim]` given.
         got: [usize; 3],
     },
+    /// Pages do not tile the units of a selection.
+    #[error("pages of {page_size} tokens do not tile units of {unit} tokens")]
+    Pages {
+        /// Tokens in a page.
+        page_size: u32,
+        /// Tokens in a unit.
+        unit: u32,
+    },
+    /// A sparse page table with more pages than an `i32` counts; give the batch in smaller ones.
+    #[error("the sparse page table has more than 2147483647 entries at row {row}: give the batch in smaller ones")]
+    TableTooLarge {
+        /// The first row that does not fit.
+        row: usize,
+    },
     /// The batch of a sparse page table is refused.
     #[error("the sparse page table is no batch")]
     Batch(#[source] attn_metadata::BatchError),

@@ -15,7 +15,7 @@ use attn_metadata::{
 use kvpool::{Dtype, KvDtype, PageSize};
 
 use crate::selection::Selection;
-use crate::stage::{Attend, AttendInput, AttendOutput, Offer, Refusal, StageError, Step, rows_of};
+use crate::stage::{Attend, AttendInput, AttendOutput, Offer, Refusal, StageError, Step};
 
 /// The page tables of rows that attend to selected blocks: one short sequence for each row and set of ids.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -28,28 +28,37 @@ pub struct PageTable {
     pub last_page_len: Vec<i32>,
     /// Tokens of each sequence, `[rows · sets]`: row by row, for a row set by set.
     pub real_seq_lens: Vec<u32>,
+    /// The request of each row; `None` for rows of no request of the batch.
+    owners: Vec<Option<usize>>,
 }
 
 impl PageTable {
     /// Writes the tables of a batch's rows, padding rows included. Reuses memory.
     ///
-    /// # Panics
-    /// Where the pages do not tile the units of the selection, or the selection is not of the batch's rows.
-    pub fn fill(&mut self, batch: &Batch, selection: &Selection) {
-        assert!(selection.fits(batch), "a selection of other rows");
+    /// # Errors
+    /// [`StageError::OtherRows`] where the selection is not of the batch's rows, [`StageError::Pages`],
+    /// [`StageError::TableTooLarge`]. The tables are not to be used then.
+    pub fn fill(&mut self, batch: &Batch, selection: &Selection) -> Result<(), StageError> {
+        if !selection.fits(batch) {
+            let (expected, got) = (batch.num_rows() as usize, selection.num_rows());
+            return Err(StageError::OtherRows { expected, got });
+        }
         let page_size = batch.page_size();
-        let unit_len = selection.unit().num_tokens();
-        assert!(unit_len.is_multiple_of(page_size.get()), "pages of {page_size} tokens in units of {unit_len}");
-        let Self { indptr, indices, last_page_len, real_seq_lens } = self;
+        let unit = selection.unit().num_tokens();
+        if !unit.is_multiple_of(page_size.get()) {
+            return Err(StageError::Pages { page_size: page_size.get(), unit });
+        }
+        let Self { indptr, indices, last_page_len, real_seq_lens, owners } = self;
         [&mut *indptr, indices, last_page_len].into_iter().for_each(Vec::clear);
         real_seq_lens.clear();
         indptr.push(0);
         let num_sets = selection.fanout().num_sets();
-        let mut rows: Vec<Option<usize>> = vec![None; selection.num_rows()];
+        owners.clear();
+        owners.resize(selection.num_rows(), None);
         for (index, request) in batch.requests().iter().enumerate() {
-            rows[request.q_start as usize..(request.q_start + request.q_len) as usize].fill(Some(index));
+            owners[request.q_start as usize..(request.q_start + request.q_len) as usize].fill(Some(index));
         }
-        for (row, request) in rows.into_iter().enumerate() {
+        for (row, &request) in owners.iter().enumerate() {
             for set in 0..num_sets {
                 let mut len = 0;
                 if let Some(request) = request {
@@ -61,11 +70,12 @@ impl PageTable {
                         indices.extend(&pages[first..first + page_size.pages_for(tokens.len())]);
                     }
                 }
-                indptr.push(i32::try_from(indices.len()).expect("fewer pages than the pool has ids"));
+                indptr.push(i32::try_from(indices.len()).map_err(|_| StageError::TableTooLarge { row })?);
                 last_page_len.push(page_size.last_page_len(len).cast_signed());
                 real_seq_lens.push(u32::try_from(len).expect("no more than the row sees"));
             }
         }
+        Ok(())
     }
 
     /// The pages of a sequence as a cache of one head a page counts them: `page · num_kv_heads + kv_head`.
@@ -160,12 +170,8 @@ impl Attend for PageTableAttend {
         selection: &Selection,
         output: AttendOutput<'_>,
     ) -> Result<(), StageError> {
-        if !selection.fits(step.batch) {
-            let (expected, got) = (step.batch.num_rows() as usize, selection.num_rows());
-            return Err(StageError::OtherRows { expected, got });
-        }
         let pool = step.batch.pool();
-        self.table.fill(step.batch, selection);
+        self.table.fill(step.batch, selection)?;
         self.qo_indptr.clear();
         self.qo_indptr.extend((0i32..).take(selection.num_rows() + 1));
         if self.all.pool() != pool {
@@ -181,11 +187,8 @@ impl Attend for PageTableAttend {
             custom_mask: None,
         };
         self.all.set(&raw).map_err(StageError::Batch)?;
-        let batch = step.batch;
-        self.all.select_into(&mut self.used, SubBatch::Later, |request| {
-            let row = request.q_start as usize;
-            rows_of(batch, row..row + 1).next().is_some()
-        });
+        let owners = &self.table.owners;
+        self.all.select_into(&mut self.used, SubBatch::Later, |request| owners[request.q_start as usize].is_some());
         let ticket = self.dense.prepare_metadata(&self.used).map_err(StageError::Prepare)?;
         let AttendOutput { out, lse } = output;
         let io = Io { q: input.q, kv: Kv::Attend { cache: input.cache }, side: None, out, lse };

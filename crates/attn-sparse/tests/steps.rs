@@ -8,7 +8,8 @@ use attn_metadata::FamilyRef;
 use attn_metadata::{Batch, CreateError, HeadShape, Layer, LayerParams, PoolShape, RawBatch, RunError};
 use attn_sparse::plan::{DecodePlans, PlanError, PlanLimits};
 use attn_sparse::store::{NewRows, store};
-use attn_sparse::{BlockParams, SparseBackend, SparseFamily, SparseParams};
+use attn_sparse::table::PageTable;
+use attn_sparse::{BlockParams, Fanout, Selection, SparseBackend, SparseFamily, SparseParams, Unit};
 use kvpool::{AppendError, HostTensor, KvDtype, PageSize, Slot};
 use support::{Problem, Shape};
 
@@ -196,4 +197,22 @@ fn a_store_writes_both_caches_or_neither() {
     main.read_v(slots[1], 1, &mut main_row);
     side.read_k(slots[1], 0, &mut side_row);
     assert_eq!((&main_row[..], &side_row[..]), (&problem.v[48..64], &problem.index_k[12..24]));
+}
+
+#[test]
+fn a_page_table_refuses_what_it_cannot_hold() {
+    let problem = Problem::new(shape(vec![(30, 1)]), 4);
+    let of = |unit, visible: u32| {
+        let (ids, visible) = (vec![0], vec![visible]);
+        Selection::from_table(unit, Fanout::Shared, 1, &visible, &ids).unwrap()
+    };
+    let mut table = PageTable::default();
+    let refusal = |table: &mut PageTable, selection| table.fill(&problem.batch, &selection).unwrap_err().to_string();
+    let tokens = refusal(&mut table, of(Unit::Token, 31));
+    assert_eq!(tokens, "pages of 4 tokens do not tile units of 1 tokens");
+    let stale = refusal(&mut table, of(Unit::block(8), 30));
+    assert_eq!(stale, "the selection was made for 1 rows of another step, the batch has 1");
+    table.fill(&problem.batch, &of(Unit::block(8), 31)).unwrap();
+    assert_eq!(table.real_seq_lens, [8]);
+    assert_eq!(table.indices, problem.batch.kv_indices()[..2]);
 }

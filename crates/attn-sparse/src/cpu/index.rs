@@ -6,12 +6,13 @@
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
+use attn_metadata::Request;
 use attn_reference::cpu::tiles::{KvRun, MAX_ROWS, MAX_RUN, QueryRows, Tile};
 use kvpool::{HostKv, HostTensor};
 
 use crate::params::{ScoreType, SparseParams};
-use crate::selection::Unit;
-use crate::stage::{Index, Scores, StageError, Step, rows_of};
+use crate::selection::{Unit, visible_tokens};
+use crate::stage::{Index, Scores, StageError, Step};
 
 /// Keys of one piece of work.
 const ITEM_LEN: usize = 4096;
@@ -66,8 +67,7 @@ impl BlockIndex {
             let Some(first) = rows.clone().find(|row| scores.num_units(*row) > 0) else { continue };
             for begin in (first..rows.end).step_by(rows_per_tile) {
                 let rows = begin..(begin + rows_per_tile).min(rows.end);
-                let last = rows_of(step.batch, rows.end - 1..rows.end).next().expect("a row of the request");
-                let visible = last.2 as usize;
+                let visible = visible_at(request, rows.end - 1);
                 for head in (0..heads).step_by(heads_per_tile) {
                     let heads = head..(head + heads_per_tile).min(heads);
                     let keys = (0..visible).step_by(item_len).map(|key| key..(key + item_len).min(visible));
@@ -106,12 +106,17 @@ impl Index for BlockIndex {
         step.workers.share_out(items.len(), |tile, i| {
             let item = &items[i];
             let request = &batch.requests()[item.request];
-            let visible =
-                |row: usize| rows_of(batch, row..row + 1).next().map_or(0, |(_, _, visible)| visible as usize);
-            Scorer { params: &params, input, item, pages: batch.pages(request), shared: &shared }.run(tile, visible);
+            let scorer = Scorer { params: &params, input, item, pages: batch.pages(request), shared: &shared };
+            scorer.run(tile, |row| visible_at(request, row));
         });
         Ok(())
     }
+}
+
+/// Tokens that a row of a request sees; the row is counted in the batch.
+fn visible_at(request: &Request, row: usize) -> usize {
+    let query = u32::try_from(row).expect("a row of the batch") - request.q_start;
+    visible_tokens(request.position(query)) as usize
 }
 
 /// One piece of work in the hands of a worker.

@@ -247,7 +247,8 @@ fn check_decode(case: &Case, params: &SparseParams, heads: HeadShape) -> Result<
     let stages = stages::run(&problem, &problem.index_cache, params, heads);
     if let Some(expected) = &case.expected.dense_decode {
         let mut table = PageTable::default();
-        table.fill(&problem.batch, &stages.selection);
+        let filled = table.fill(&problem.batch, &stages.selection);
+        filled.map_err(|error| Failure::Call(Box::new(error)))?;
         check_table(&table, expected, heads.num_kv_heads as usize)?;
     }
     if let Some(expected) = &case.expected.msa_decode_meta {
