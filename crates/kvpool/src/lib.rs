@@ -60,7 +60,7 @@ pub use pool::{PagePool, PoolCounts, PoolError};
 pub use prefix::{
     EventBatch, EvictionPolicy, ExtraKey, HostLayers, HostTier, Inserted, PageCopy, PageHash, PageHashFn, PrefixAudit,
     PrefixAuditError, PrefixCache, PrefixConfig, PrefixCounters, PrefixError, PrefixEvent, PrefixKey, PrefixMatch,
-    SizeInfo, TierCounters, TieredCache, hash_page,
+    PrefixPreview, SizeInfo, TierCounters, TieredCache, hash_page,
 };
 pub use slice::{Dtype, HostSlice, HostSliceMut, UnknownName};
 pub use spec::{KvSpec, Values};

@@ -25,6 +25,15 @@ pub struct PrefixMatch {
     pub lease: Lease,
 }
 
+/// What a match would find and lock.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PrefixPreview {
+    /// Tokens whose KV is cached: whole pages, and fewer than the key has.
+    pub num_tokens: usize,
+    /// Pages among these that only the cache holds. A match locks them: so many fewer can be evicted then.
+    pub num_evictable_pages: usize,
+}
+
 /// What an insert did.
 #[derive(Debug)]
 #[must_use = "the sequence should move to the pages of `lease`, so that its duplicates are freed"]
@@ -108,6 +117,20 @@ impl PrefixCache {
     pub fn peek(&self, key: &PrefixKey<'_>) -> usize {
         let max_pages = key.tokens.len().saturating_sub(1) / self.tree.page_tokens();
         self.tree.descend(key, max_pages, &mut Vec::new()) * self.tree.page_tokens()
+    }
+
+    /// What [`PrefixCache::match_prefix`] would find and lock, without counting as a use: for a scheduler that asks
+    /// whether there is room for a request.
+    #[must_use]
+    pub fn preview(&self, key: &PrefixKey<'_>) -> PrefixPreview {
+        let max_pages = key.tokens.len().saturating_sub(1) / self.tree.page_tokens();
+        let mut path = Vec::new();
+        let num_tokens = self.tree.descend(key, max_pages, &mut path) * self.tree.page_tokens();
+        let mut state = self.pool.shared.state.lock();
+        state.reap();
+        let pages = path.iter().flat_map(|step| &self.tree[step.node].pages()[..step.num_pages]);
+        let num_evictable_pages = pages.filter(|page| state.holders[page.index()].is_idle()).count();
+        PrefixPreview { num_tokens, num_evictable_pages }
     }
 
     /// Shares the whole pages of a sequence with the cache, see [`PrefixCache::insert_with_priority`]; priority 0.

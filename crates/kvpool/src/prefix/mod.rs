@@ -21,7 +21,7 @@ mod tier;
 mod tree;
 
 pub use audit::{PrefixAudit, PrefixAuditError};
-pub use cache::{Inserted, PrefixCache, PrefixMatch};
+pub use cache::{Inserted, PrefixCache, PrefixMatch, PrefixPreview};
 pub use config::{EvictionPolicy, PageHashFn, PrefixConfig};
 pub use counters::{PrefixCounters, SizeInfo, TierCounters};
 pub use error::PrefixError;

@@ -158,8 +158,12 @@ impl Run {
         };
         let expected = model.peek(text.extra, &text.tokens);
         assert_eq!(self.cache.device().peek(&key), expected.len() * self.page);
+        let preview = self.cache.device().preview(&key);
+        let evictable = self.cache.device().size_info().evictable;
         let found = self.cache.device_mut().match_prefix(&key);
         assert_eq!(found.lease.pages(), expected);
+        let num_locked = evictable - self.cache.device().size_info().evictable;
+        assert_eq!((preview.num_tokens, preview.num_evictable_pages), (found.num_tokens, num_locked));
         assert_eq!(model.match_prefix(text.extra, &text.tokens), expected);
         found.lease
     }
