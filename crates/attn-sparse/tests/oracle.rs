@@ -182,6 +182,25 @@ fn with_every_block_selected_the_fast_backend_has_the_bits_of_the_dense_one() {
 }
 
 #[test]
+fn more_heads_than_a_tile_has_rows() {
+    let blocks = BlockParams { block_size: 4, topk: 2, init_blocks: 0, local_blocks: 1 };
+    let params = SparseParams { index_scale: 0.25, has_index_value: true, ..SparseParams::new(blocks, 40, 8) };
+    let shape = Shape {
+        heads: HeadShape::new(70, 1, 16),
+        params,
+        sm_scale: 0.25,
+        page_size: 2,
+        requests: vec![(300, 3), (0, 5)],
+        padding_rows: 1,
+        kv_dtype: KvDtype::F32,
+    };
+    let problem = Problem::new(shape, 9);
+    let mut backend = SparseBackend::new(&problem.config(vec![problem.layer()])).unwrap();
+    let (step, got) = problem.run(&mut backend);
+    assert_eq!(compare(&problem, backend.selection(&step, 0).unwrap(), &got, "wide groups"), 8);
+}
+
+#[test]
 fn a_context_of_600k_tokens() {
     let heads = HeadShape::new(4, 2, 16);
     let blocks = BlockParams { block_size: 128, topk: 16, init_blocks: 1, local_blocks: 2 };
