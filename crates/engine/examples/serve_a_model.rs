@@ -1,9 +1,12 @@
-//! Continuous batching over a model of one's own: three requests share a pool that is too small for all of them.
+//! Continuous batching over a model of one's own: four requests share a pool that is too small for all of them, and a
+//! thread reads the tokens of one as they come.
 //!
 //! The model here only repeats patterns; what matters is that it asks for attention through `LayerAttention` and knows
 //! nothing of pages.
 
 #![allow(clippy::print_stdout)]
+
+use std::thread;
 
 use attn_metadata::{HeadShape, HostDevice, Layer, LayerParams};
 use engine::lm::{AttentionInput, AttentionOutput, ForwardError, LanguageModel, LayerAttention, Logits, ModelInput};
@@ -72,11 +75,24 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             extra: ExtraKey::default(),
         })?;
     }
+    // This one has a channel of its own; who drops the receiver cancels the request.
+    let (id, events) = session.stream(RequestSpec {
+        prompt: (0..7).map(|i| i % 5).collect(),
+        max_new_tokens: 10,
+        stop_tokens: vec![],
+        sampling: SamplingParams::GREEDY,
+        extra: ExtraKey::default(),
+    })?;
+    let reader = thread::spawn(move || {
+        let token = |event| if let Event::Token { token, .. } = event { Some(token) } else { None };
+        events.iter().filter_map(token).inspect(|token| println!("{id} says {token}")).count()
+    });
     session.run_to_end(&mut model, &mut |event| match event {
         Event::Preempted { id } => println!("{id} gave its pages back"),
         Event::Finished { id, .. } => println!("{id} has ended"),
         Event::Token { .. } => {}
     })?;
+    assert_eq!(reader.join().map_err(|_| "the reader panicked")?, 10);
     while let Some(done) = session.take_completion() {
         println!("{}: {:?}", done.id, done.tokens);
         assert!(done.tokens.windows(2).all(|pair| pair[1] == (pair[0] + 1) % 5), "it counts on");

@@ -1,9 +1,11 @@
-//! A request inside the session: its tokens, how far its KV is computed, its sampler.
+//! A request inside the session: its tokens, how far its KV is computed, its sampler, who listens.
+
+use std::sync::mpsc::Sender;
 
 use kvpool::ExtraKey;
 use page_table::SeqId;
 
-use super::request::{Completion, FinishReason, RequestId};
+use super::request::{Completion, Event, FinishReason, RequestId};
 use crate::sample::Sampler;
 
 /// A request that has not ended.
@@ -24,6 +26,8 @@ pub(super) struct Job {
     /// Tokens whose KV is in the pages.
     pub(super) computed: usize,
     pub(super) num_preemptions: u32,
+    /// Who else is told of its events; gone with the job, so that a reader sees the end.
+    pub(super) channel: Option<Sender<Event>>,
 }
 
 impl Job {
@@ -54,7 +58,14 @@ impl Job {
         }
     }
 
+    /// Sends an event to the request's channel, where it has one. False where nobody is there to read it any more.
+    pub(super) fn tell(&self, event: Event) -> bool {
+        self.channel.as_ref().is_none_or(|channel| channel.send(event).is_ok())
+    }
+
+    /// Ends the job. Its channel is told last of all, and closed.
     pub(super) fn complete(mut self, reason: FinishReason) -> Completion {
+        self.tell(Event::Finished { id: self.id, reason });
         let tokens = self.tokens.split_off(self.prompt_len);
         Completion { id: self.id, tokens, margins: self.margins, reason, num_preemptions: self.num_preemptions }
     }

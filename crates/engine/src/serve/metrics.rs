@@ -109,6 +109,7 @@ impl Metrics {
             ("decode_tokens_total", "Tokens computed while decoding", stats.decode_tokens),
             ("generated_tokens_total", "Tokens generated", stats.generated_tokens),
             ("preemptions_total", "Requests that gave their pages back", stats.num_preemptions),
+            ("cancellations_total", "Requests that were cancelled", stats.num_cancelled),
         ];
         for (name, help, value) in counters {
             push(&mut text, name, "counter", help, &value.to_string());

@@ -7,6 +7,9 @@
 //!
 //! A [`Session`] owns all of it but the model. The model knows no page and the backend no model: they meet in
 //! [`LayerAttention`](crate::lm::LayerAttention). Everything is deterministic given the order of the calls.
+//!
+//! Tokens come three ways: [`Session::step`] calls back for every event of every request, [`Session::stream`] gives a
+//! request a channel of its own, and [`Session::take_completion`] has all of a request at its end.
 
 mod attention;
 mod caches;

@@ -3,7 +3,7 @@
 //! Invariant: a job's `seq` holds pages for just its `computed` tokens between steps, and pages that it shares with
 //! the cache hold whole pages that nobody writes again.
 
-use kvpool::{PagePool, PrefixCache, PrefixConfig, PrefixKey};
+use kvpool::{PagePool, PrefixCache, PrefixConfig, PrefixKey, PrefixPreview};
 use page_table::{AppendOutcome, PageTable, SeqId};
 
 use super::error::{ServeError, StepError};
@@ -33,21 +33,23 @@ impl KvPages {
         }
     }
 
-    /// Tokens of a waiting job that the cache has.
-    pub(super) fn peek(&self, job: &Job) -> usize {
-        self.prefix.as_ref().map_or(0, |prefix| prefix.peek(&key(job, job.tokens.len())))
+    /// What the cache has of a waiting job's tokens.
+    pub(super) fn preview(&self, job: &Job) -> PrefixPreview {
+        self.prefix.as_ref().map_or_else(PrefixPreview::default, |prefix| prefix.preview(&key(job, job.tokens.len())))
     }
 
-    /// Whether an older job is about to compute pages that a waiting one could share.
-    pub(super) fn will_be_shared(&self, older: &Job, job: &Job) -> bool {
+    /// Whether an older job is about to compute pages that a waiting one could share, beyond the tokens that it finds
+    /// now.
+    pub(super) fn will_be_shared(&self, older: &Job, job: &Job, num_cached_tokens: usize) -> bool {
         if self.prefix.is_none() || older.extra != job.extra {
             return false;
         }
         let page_size = self.table.pool().page_size().get() as usize;
+        // One page more than is there already must be the same; of most pairs the lengths alone say no.
+        let least = (older.computed.max(num_cached_tokens) / page_size + 1) * page_size;
         // The last token of a prompt is always computed.
-        let pairs = older.tokens.iter().zip(&job.tokens[..job.tokens.len() - 1]);
-        let common = pairs.take_while(|(a, b)| a == b).count() / page_size * page_size;
-        common > older.computed && common > self.peek(job)
+        let candidate = job.tokens[..job.tokens.len() - 1].get(..least);
+        candidate.is_some_and(|candidate| older.tokens.starts_with(candidate))
     }
 
     /// Gives a waiting job the cached pages of its first tokens.

@@ -11,7 +11,6 @@ use kvpool::PageSize;
 
 use super::job::Job;
 use super::pages::KvPages;
-use super::request::RequestId;
 
 /// Limits of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,7 +58,7 @@ impl Scheduler {
     }
 
     /// Decides the next step. Jobs that had to give their pages back wait again and are reported.
-    pub(super) fn plan(&mut self, pages: &mut KvPages, mut preempted: impl FnMut(RequestId)) {
+    pub(super) fn plan(&mut self, pages: &mut KvPages, mut preempted: impl FnMut(&Job)) {
         self.shares.clear();
         let mut free = pages.available();
         let num_decoding = self.running.iter().filter(|job| job.decodes()).count();
@@ -71,17 +70,17 @@ impl Scheduler {
             let decodes = self.running[index].decodes();
             let budget = if decodes { &mut decode_budget } else { &mut extend_budget };
             let wanted = if decodes { 1.min(*budget) } else { self.chunk(&self.running[index], *budget) };
-            let mut q_len = self.fitting(&self.running[index], wanted, free);
+            let mut q_len = self.fitting(self.running[index].computed, wanted, free);
             while wanted > 0 && q_len == 0 {
                 has_preempted = true;
                 let youngest = self.running.len() - 1;
-                preempted(self.running[youngest].id);
+                preempted(&self.running[youngest]);
                 self.preempt_youngest(pages);
                 free = pages.available() - self.num_pages();
                 if youngest == index {
                     return;
                 }
-                q_len = self.fitting(&self.running[index], wanted, free);
+                q_len = self.fitting(self.running[index].computed, wanted, free);
             }
             if q_len > 0 {
                 *budget -= q_len;
@@ -102,22 +101,19 @@ impl Scheduler {
         while self.running.len() < self.config.max_running && budget > 0 {
             let Some(job) = self.waiting.front() else { return };
             let is_alone = self.running.is_empty();
-            let least = self.page_size.pages_for(job.tokens.len()) - self.page_size.pages_for(pages.peek(job));
-            let has_no_room = least > pages.available().saturating_sub(claimed) && !is_alone;
-            if has_no_room || self.running.iter().any(|older| pages.will_be_shared(older, job)) {
+            let cached = pages.preview(job);
+            // Cached pages that it will hold are no longer there to be evicted.
+            let free = pages.available().saturating_sub(cached.num_evictable_pages + claimed);
+            let needed = self.page_size.pages_for(job.tokens.len()) - self.page_size.pages_for(cached.num_tokens);
+            let wanted = (job.tokens.len() - cached.num_tokens).min(self.config.extend_chunk).min(budget);
+            let q_len = self.fitting(cached.num_tokens, wanted, free);
+            let has_no_room = q_len == 0 || (needed > free && !is_alone);
+            if has_no_room || self.running.iter().any(|older| pages.will_be_shared(older, job, cached.num_tokens)) {
                 return;
             }
             let mut job = self.waiting.pop_front().expect("looked at above");
             pages.start(&mut job);
-            // Cached pages are no longer there to be evicted.
-            let free = pages.available().saturating_sub(claimed);
-            let q_len = self.fitting(&job, self.chunk(&job, budget), free);
-            let needed = self.pages_for(&job, job.remaining());
-            if q_len == 0 || (needed > free && !is_alone) {
-                pages.forget(&mut job);
-                self.waiting.push_front(job);
-                return;
-            }
+            assert_eq!(job.computed, cached.num_tokens, "a match finds what the preview said");
             budget -= q_len;
             // Pages for the rest of the prompt stay claimed, so that the next one does not take them.
             claimed += needed;
@@ -137,10 +133,10 @@ impl Scheduler {
         job.remaining().min(self.config.extend_chunk).min(budget)
     }
 
-    /// At most `wanted` tokens, as many as the free pages hold.
-    fn fitting(&self, job: &Job, wanted: usize, free: usize) -> usize {
-        let held = self.page_size.pages_for(job.computed);
-        let room = (held + free).saturating_mul(self.page_size.get() as usize) - job.computed;
+    /// At most `wanted` tokens behind those computed, as many as the free pages hold.
+    fn fitting(&self, computed: usize, wanted: usize, free: usize) -> usize {
+        let held = self.page_size.pages_for(computed);
+        let room = (held + free).saturating_mul(self.page_size.get() as usize) - computed;
         wanted.min(room)
     }
 

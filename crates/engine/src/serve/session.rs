@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
 
 use attn_metadata::{BackendConfig, BatchLimits, BoxedBackend, Host, HostDevice, ModelSpec, PoolShape, Selection};
 use attn_reference::verify::{VerifyBackend, VerifyHandle, VerifyReport};
@@ -163,22 +164,43 @@ impl Session {
     /// # Errors
     /// [`SubmitError`]; nothing is changed then.
     pub fn submit(&mut self, spec: RequestSpec) -> Result<RequestId, SubmitError> {
+        self.enqueue(spec, None)
+    }
+
+    /// Adds a request as [`submit`](Self::submit) does, with a channel of its own: its events go there too, as they
+    /// happen, so that another thread can follow this one request. The channel never blocks a step, and ends after
+    /// [`Event::Finished`].
+    ///
+    /// Who drops the receiver has lost interest: the request is cancelled when its next token finds nobody there.
+    ///
+    /// # Errors
+    /// [`SubmitError`]; nothing is changed then.
+    pub fn stream(&mut self, spec: RequestSpec) -> Result<(RequestId, Receiver<Event>), SubmitError> {
+        let (sender, receiver) = channel();
+        Ok((self.enqueue(spec, Some(sender))?, receiver))
+    }
+
+    fn enqueue(&mut self, spec: RequestSpec, channel: Option<Sender<Event>>) -> Result<RequestId, SubmitError> {
         self.check(&spec)?;
         let sampler = Sampler::new(spec.sampling)?;
         let id = RequestId(self.next_id);
         self.next_id += 1;
+        // What decoding appends has its place now, so that a step need not allocate for it: little beside its KV.
+        let (prompt_len, mut tokens) = (spec.prompt.len(), spec.prompt);
+        tokens.reserve_exact(spec.max_new_tokens);
         self.scheduler.waiting.push_back(Job {
             id,
-            prompt_len: spec.prompt.len(),
-            tokens: spec.prompt,
+            prompt_len,
+            tokens,
             extra: spec.extra,
             max_new_tokens: spec.max_new_tokens,
             stop_tokens: spec.stop_tokens,
             sampler,
-            margins: Vec::new(),
+            margins: Vec::with_capacity(spec.max_new_tokens),
             seq: None,
             computed: 0,
             num_preemptions: 0,
+            channel,
         });
         Ok(id)
     }
@@ -192,6 +214,7 @@ impl Session {
         };
         let Some(mut job) = job else { return false };
         self.pages.release(&mut job);
+        self.stats.num_cancelled += 1;
         self.completions.push_back(job.complete(FinishReason::Cancelled));
         true
     }

@@ -17,6 +17,8 @@ pub struct Stats {
     pub generated_tokens: u64,
     /// Requests that gave their pages back.
     pub num_preemptions: u64,
+    /// Requests that were cancelled: by the caller, or because nobody read their channel any more.
+    pub num_cancelled: u64,
     /// Most requests in one step.
     pub max_step_requests: usize,
     /// Most pages held at once.

@@ -11,7 +11,7 @@ use super::request::{Event, FinishReason};
 use super::scheduler::{Scheduler, Share};
 use super::session::Session;
 use crate::lm::{LanguageModel, Logits, ModelInput};
-use crate::sample::Sampler;
+use crate::sample::{Choice, Sampler};
 
 /// What a step fills; kept, so that a warm step does not allocate.
 #[derive(Debug)]
@@ -22,8 +22,12 @@ pub(super) struct StepBuffers {
     tokens: Vec<u32>,
     positions: Vec<u32>,
     logit_rows: Vec<usize>,
-    /// The running request of each logit row.
+    /// The running request of each logit row, ascending.
     sampled: Vec<usize>,
+    /// Chosen tokens by running request.
+    choices: Vec<(usize, Choice)>,
+    /// Running requests that end with this step, ascending.
+    ended: Vec<(usize, FinishReason)>,
 }
 
 impl Session {
@@ -35,9 +39,11 @@ impl Session {
     pub fn step(&mut self, model: &mut dyn LanguageModel, on_event: &mut dyn FnMut(Event)) -> Result<bool, StepError> {
         let begin = Instant::now();
         let Self { scheduler, pages, stats, .. } = self;
-        scheduler.plan(pages, |id| {
+        scheduler.plan(pages, |job| {
             stats.num_preemptions += 1;
-            on_event(Event::Preempted { id });
+            let event = Event::Preempted { id: job.id };
+            job.tell(event);
+            on_event(event);
         });
         if self.scheduler.shares.is_empty() {
             return self.check_idle().map(|()| false);
@@ -119,10 +125,10 @@ impl Session {
             let id = scheduler.running[index].id;
             Sampler::check(row).map_err(|source| StepError::Sample { id, source })?;
         }
-        let mut choices = Vec::with_capacity(step.sampled.len());
+        step.choices.clear();
         for (&index, row) in step.sampled.iter().zip(rows) {
             let choice = scheduler.running[index].sampler.sample(row);
-            choices.push((index, choice.expect("the logits were checked")));
+            step.choices.push((index, choice.expect("the logits were checked")));
         }
         for Share { index, q_len } in scheduler.shares.iter().copied() {
             let job = &mut scheduler.running[index];
@@ -137,30 +143,35 @@ impl Session {
         stats.num_steps += 1;
         stats.max_step_requests = stats.max_step_requests.max(scheduler.shares.len());
         stats.max_pages = stats.max_pages.max(pages.table.pool().counts().leased);
-        stats.generated_tokens += choices.len() as u64;
-        let mut ended = Vec::new();
-        for (index, choice) in choices {
+        stats.generated_tokens += step.choices.len() as u64;
+        step.ended.clear();
+        for (index, choice) in step.choices.drain(..) {
             let job = &mut scheduler.running[index];
-            let (id, place) = (job.id, job.num_generated());
-            let (token, logit, margin) = (choice.token, choice.logit, choice.margin);
-            on_event(Event::Token { id, index: place, token, logit, margin });
-            ended.extend(job.push(token, margin).map(|reason| (index, reason)));
+            let Choice { token, logit, margin } = choice;
+            let event = Event::Token { id: job.id, index: job.num_generated(), token, logit, margin };
+            let is_read = job.tell(event);
+            on_event(event);
+            let reason = job.push(token, margin).or((!is_read).then_some(FinishReason::Cancelled));
+            step.ended.extend(reason.map(|reason| (index, reason)));
         }
-        self.finish(&ended, on_event);
+        self.finish(on_event);
         Ok(())
     }
 
-    /// Ends running requests, given by ascending index.
-    fn finish(&mut self, ended: &[(usize, FinishReason)], on_event: &mut dyn FnMut(Event)) {
-        for &(index, reason) in ended.iter().rev() {
-            let mut job = self.scheduler.running.remove(index);
-            self.pages.release(&mut job);
-            self.completions.push_back(job.complete(reason));
-        }
-        let first = self.completions.len() - ended.len();
-        self.completions.make_contiguous()[first..].reverse();
-        for completion in self.completions.iter().skip(first) {
-            on_event(Event::Finished { id: completion.id, reason: completion.reason });
+    /// Ends the running requests whose last token this step gave.
+    fn finish(&mut self, on_event: &mut dyn FnMut(Event)) {
+        let Self { scheduler, pages, step, stats, completions, .. } = self;
+        let mut ended = step.ended.iter().copied().peekable();
+        let mut at = 0;
+        let leaving = scheduler.running.extract_if(.., |_| {
+            at += 1;
+            ended.next_if(|(index, _)| index + 1 == at).is_some()
+        });
+        for (mut job, (_, reason)) in leaving.zip(&step.ended) {
+            pages.release(&mut job);
+            stats.num_cancelled += u64::from(*reason == FinishReason::Cancelled);
+            on_event(Event::Finished { id: job.id, reason: *reason });
+            completions.push_back(job.complete(*reason));
         }
     }
 }
@@ -175,6 +186,8 @@ impl StepBuffers {
             positions: Vec::new(),
             logit_rows: Vec::new(),
             sampled: Vec::new(),
+            choices: Vec::new(),
+            ended: Vec::new(),
         }
     }
 

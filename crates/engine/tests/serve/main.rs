@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::cast_precision_loss)]
 
+mod stream;
 mod toy;
 
 use attn_metadata::HostDevice;
@@ -133,6 +134,7 @@ fn cancelling_frees_pages_and_leaves_the_others_alone() {
         }
     }
     assert_eq!(session.table().pool().counts().free, 200);
+    assert_eq!(session.stats().num_cancelled, 3);
 }
 
 #[test]
@@ -275,6 +277,8 @@ fn the_prefix_cache_changes_no_token() {
             let prefix = session.metrics().prefix.unwrap();
             // The first prompt has no whole page; of the others the second and third find one.
             assert!(prefix.hits >= 10, "{prefix:?}");
+            let num_starts = specs.len() as u64 + session.stats().num_preemptions;
+            assert_eq!(prefix.lookups, num_starts, "waiting is not counted as a lookup");
             assert!(session.stats().prefill_tokens < plain.stats().prefill_tokens);
             assert!(num_pages >= 600 || prefix.evicted_pages > 0, "{prefix:?}");
         }
