@@ -98,6 +98,13 @@ impl PlanReport {
         Self { groups: plans.iter().enumerate().map(explain).collect() }
     }
 
+    /// Predicts the time of each group that has no prediction, as where its backend does not know what its device can do.
+    pub fn predict(&mut self, roofline: &Roofline) {
+        for group in &mut self.groups {
+            group.predicted_s.get_or_insert_with(|| predict(roofline, group.bytes, group.flops));
+        }
+    }
+
     /// Adds the parts of another report, as a hybrid does.
     pub fn absorb(&mut self, other: Self) {
         self.groups.extend(other.groups);

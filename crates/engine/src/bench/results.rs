@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::ceilings::Ceilings;
 use super::measure::Measured;
 use super::planner::PlannerRow;
+use super::steps::StepRow;
 use super::work::Work;
 
 /// A run.
@@ -24,6 +25,9 @@ pub struct Results {
     /// Planning times.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub planner: Vec<PlannerRow>,
+    /// Host times of whole steps.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub steps: Vec<StepRow>,
 }
 
 /// Where a run took place.

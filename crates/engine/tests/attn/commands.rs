@@ -67,6 +67,31 @@ fn a_plan_is_explained_with_the_selection() {
 }
 
 #[test]
+fn every_group_of_a_plan_has_a_predicted_time() {
+    let text = attn_ok(&EXPLAIN);
+    assert!(text.contains("us a layer\n") && text.contains("\nroofline of the host, measured now: "), "{text}");
+    let measured = json(&[&EXPLAIN[..], &["--json"]].concat());
+    let rate = |name: &str| measured["roofline"][name].as_f64().unwrap();
+    assert!(rate("read_bytes_per_s") > 1e8 && rate("flops_per_s") > 1e8 && rate("overhead_s") > 0.0, "{measured}");
+    // 2.5 GB/s and 40 GFLOP/s: the long requests decode at the first rate, the prompt is computed at the second.
+    for backend in ["cpu", "oracle,cpu"] {
+        let given = ["--read-gbs", "2.5", "--gflops", "40", "--attention-backend", backend];
+        let text = attn_ok(&[&EXPLAIN[..], &given].concat());
+        assert!(text.ends_with("roofline of the host, given: 2.5 GB/s read, 40 GFLOP/s, 0.0 us a call\n"), "{text}");
+        let explained = json(&[&EXPLAIN[..], &given, &["--json"]].concat());
+        let groups = explained["plan"]["groups"].as_array().unwrap();
+        assert_eq!(groups.len(), backend.split(',').count());
+        assert_eq!(text.matches(", predicted ").count(), groups.len(), "{text}");
+        for group in groups {
+            let [bytes, flops] = ["bytes", "flops"].map(|name| group[name].as_f64().unwrap());
+            assert_eq!(group["predicted_s"].as_f64().unwrap(), (bytes / 2.5e9).max(flops / 40e9));
+            let shown = format!(", predicted {:.1} us a layer", group["predicted_s"].as_f64().unwrap() * 1e6);
+            assert!(text.contains(&shown), "{shown} is not in {text}");
+        }
+    }
+}
+
+#[test]
 fn a_workload_of_a_file_is_explained_by_name() {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../bench/workloads.json");
     let text = attn_ok(&["explain", "--workload", file, "--name", "decode-skew"]);
@@ -101,6 +126,9 @@ fn usage_errors_are_one_line_and_exit_2() {
         &["explain", "--q-lens", "1", "--kv-lens", "4", "--heads", "0,0"],
         &["explain", "--q-lens", "1", "--kv-lens", "4", "--dim", "0"],
         &["explain", "--q-lens", "1", "--kv-lens", "4", "--dtype", "f64"],
+        &["explain", "--q-lens", "1", "--kv-lens", "4", "--read-gbs", "10"],
+        &["explain", "--q-lens", "1", "--kv-lens", "4", "--read-gbs", "0", "--gflops", "10"],
+        &["explain", "--q-lens", "1", "--kv-lens", "4", "--read-gbs", "10", "--gflops", "NaN"],
         &["explain", "--q-lens", "1", "--kv-lens", "4", "--attention-backend", "cuda"],
         &["explain", "--q-lens", "1", "--kv-lens", "4", "--attention-backend", "cpu,,cpu"],
     ];

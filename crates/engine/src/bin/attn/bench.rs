@@ -9,7 +9,7 @@ use attn_metadata::HostDevice;
 use attn_reference::cpu::Isa;
 use engine::bench::{
     BenchError, Ceilings, CpuOptions, Environment, Reps, Results, Workload, compare, cpu_workloads, measure_planner,
-    parse_workloads, plot, problem_of, workloads_named,
+    measure_steps, parse_workloads, plot, problem_of, workloads_named,
 };
 use engine::doctor;
 use engine::replay::{Call, record};
@@ -21,6 +21,10 @@ use super::{Failure, Outcome, failure, output};
 const PLANNED_REQUESTS: [usize; 2] = [64, 1024];
 /// Plans timed.
 const PLAN_REPS: usize = 201;
+/// Requests that run in timed steps.
+const STEP_REQUESTS: usize = 1024;
+/// Steps timed.
+const STEP_REPS: usize = 1000;
 /// Errors above this mean a wrong result, whatever the dtype.
 const MAX_REL_ERR: f64 = 0.06;
 
@@ -29,7 +33,7 @@ const MAX_LOAD: f64 = 1.0;
 
 /// Options of `bench`.
 #[derive(Debug, clap::Args)]
-#[command(group = clap::ArgGroup::new("what").required(true).args(["cpu", "workloads", "plot"]))]
+#[command(group = clap::ArgGroup::new("what").required(true).args(["cpu", "workloads", "steps", "plot"]))]
 pub struct Args {
     /// Measure the CPU backend's four workloads, the machine's ceilings and the planner
     #[arg(long)]
@@ -37,6 +41,9 @@ pub struct Args {
     /// Measure the workloads of this JSON file
     #[arg(long, value_name = "FILE")]
     workloads: Option<PathBuf>,
+    /// Measure what a step costs the host outside the model and attention, at 1,024 running requests
+    #[arg(long, conflicts_with_all = ["filter", "record"])]
+    steps: bool,
     /// Draw the results of this JSON file; needs --out
     #[arg(long, value_name = "RESULTS", requires = "out")]
     plot: Option<PathBuf>,
@@ -91,6 +98,9 @@ pub fn run(args: &Args) -> Result<Outcome> {
     if let (Some(results), Some(out)) = (&args.plot, &args.out) {
         return draw(results, out);
     }
+    if args.steps {
+        return steps(args);
+    }
     let workloads = workloads_named(workloads(args)?, args.filter.as_deref());
     if workloads.is_empty() {
         return Err(Failure::usage("--filter matches no workload").into());
@@ -110,6 +120,25 @@ pub fn run(args: &Args) -> Result<Outcome> {
         }
         None => Ok(Outcome::Success),
     }
+}
+
+fn steps(args: &Args) -> Result<Outcome> {
+    let mut results = Results::default();
+    let load_before = doctor::load_average();
+    let spinner = output::spinner();
+    let device = HostDevice { num_threads: Some(args.threads) };
+    for has_turnover in [false, true] {
+        spinner.set_message(if has_turnover { "timing steps, requests come and go" } else { "timing steps" });
+        let row = measure_steps(&args.attention_backend, device, STEP_REQUESTS, STEP_REPS, has_turnover);
+        results.steps.push(row.map_err(Failure::input)?);
+    }
+    spinner.finish_and_clear();
+    results.environment = Some(environment(args, load_before));
+    output::write(&shown(&results))?;
+    if let Some(path) = &args.json {
+        write_json(path, &results)?;
+    }
+    Ok(Outcome::Success)
 }
 
 fn workloads(args: &Args) -> Result<Vec<Workload>> {
@@ -164,15 +193,19 @@ fn measure(args: &Args, workloads: &[Workload]) -> Result<Results> {
         }
     }
     spinner.finish_and_clear();
-    results.environment = Some(Environment {
+    results.environment = Some(environment(args, load_before));
+    Ok(results)
+}
+
+fn environment(args: &Args, load_before: Option<f64>) -> Environment {
+    Environment {
         cpu: doctor::cpu_model(),
         isa: Isa::detect().name().to_owned(),
         threads: args.threads,
         build: doctor::build_profile().to_owned(),
         rounds: args.rounds,
         load_before,
-    });
-    Ok(results)
+    }
 }
 
 fn write_json(path: &Path, results: &Results) -> Result<()> {
@@ -192,7 +225,7 @@ fn draw(results: &Path, out: &Path) -> Result<Outcome> {
 /// The results for people.
 fn shown(results: &Results) -> String {
     let on_terminal = output::is_terminal();
-    let tables = [Some(rows(results)), ratios(results), planner(results)];
+    let tables = [rows(results), ratios(results), planner(results), step_times(results)];
     let tables = tables.into_iter().flatten().map(|table| table.to_text(on_terminal));
     [heading(results)].into_iter().chain(tables).collect::<Vec<_>>().join("\n")
 }
@@ -232,7 +265,19 @@ fn planner(results: &Results) -> Option<Table> {
     (!results.planner.is_empty()).then_some(table)
 }
 
-fn rows(results: &Results) -> Table {
+fn step_times(results: &Results) -> Option<Table> {
+    let header = ["steps: requests", "come and go", "kv_len", "tokens", "evicted pages", "p50 us", "p99 us"];
+    let mut table = Table::new(&header);
+    for row in &results.steps {
+        let figures = [row.step_tokens, row.evicted_pages, row.p50_us, row.p99_us].map(|x| format!("{x:.1}"));
+        let turnover = if row.has_turnover { "yes" } else { "no" };
+        let cells = [row.num_requests.to_string(), turnover.to_owned(), row.kv_len.to_string()];
+        table.push(cells.into_iter().chain(figures).collect());
+    }
+    (!results.steps.is_empty()).then_some(table)
+}
+
+fn rows(results: &Results) -> Option<Table> {
     let header = ["workload", "system", "ms", "GFLOP/s", "of gemm", "GB/s", "of read", "plan us", "rel err", "skipped"];
     let mut table = Table::new(&header);
     let number = |value: Option<f64>, digits: usize| value.map_or("-".to_owned(), |x| format!("{x:.digits$}"));
@@ -251,5 +296,5 @@ fn rows(results: &Results) -> Table {
             row.skipped.clone().unwrap_or_default(),
         ]);
     }
-    table
+    (!results.results.is_empty()).then_some(table)
 }

@@ -4,8 +4,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
+use attn_metadata::plan::Roofline;
 use attn_metadata::{HeadShape, HostDevice};
-use engine::bench::{Workload, parse_workloads};
+use engine::bench::{Workload, host_roofline, parse_workloads};
 use engine::report::{ExplainRequest, Explained, explain};
 use kvpool::{Dtype, KvDtype};
 use serde_json::json;
@@ -51,6 +52,12 @@ pub struct Args {
     /// Worker threads; default: all
     #[arg(long, value_name = "N", value_parser = super::bench::threads)]
     threads: Option<usize>,
+    /// What the host reads, in GB/s, for the predicted time; default: measured in a moment
+    #[arg(long, value_name = "X", requires = "gflops", value_parser = rate)]
+    read_gbs: Option<f64>,
+    /// What the host computes, in GFLOP/s
+    #[arg(long, value_name = "X", requires = "read_gbs", value_parser = rate)]
+    gflops: Option<f64>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -62,16 +69,48 @@ pub fn run(args: &Args) -> Result<Outcome> {
         (Some(file), Some(name)) => workload_request(args, &find(file, name)?)?,
         _ => lengths_request(args)?,
     };
-    let Explained { selection, plan } = explain(&request).map_err(Failure::input)?;
+    let Explained { selection, mut plan } = explain(&request).map_err(Failure::input)?;
+    let roofline = roofline(args)?;
+    plan.predict(&roofline);
     if args.json {
         let rejected: Vec<_> =
             selection.rejected.iter().map(|r| json!({"name": r.name, "reasons": r.reasons})).collect();
         let chosen = json!({"extend": selection.extend.of_layers(), "decode": selection.decode.of_layers(), "rejected": rejected});
-        output::write_json(&json!({"selection": chosen, "plan": plan}))?;
+        output::write_json(&json!({"selection": chosen, "roofline": roofline, "plan": plan}))?;
     } else {
-        output::write(&format!("backend {selection}\n\n{plan}"))?;
+        output::write(&format!("backend {selection}\n\n{plan}{}\n", describe(args, &roofline)))?;
     }
     Ok(Outcome::Success)
+}
+
+/// A rate, for clap.
+fn rate(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(rate) if rate > 0.0 && f64::is_finite(rate) => Ok(rate),
+        _ => Err("expected a number above 0".to_owned()),
+    }
+}
+
+/// What was given, or else measured.
+fn roofline(args: &Args) -> Result<Roofline> {
+    match (args.read_gbs, args.gflops) {
+        (Some(read_gbs), Some(gflops)) => {
+            Ok(Roofline { read_bytes_per_s: read_gbs * 1e9, flops_per_s: gflops * 1e9, overhead_s: 0.0 })
+        }
+        _ => Ok(host_roofline(HostDevice { num_threads: args.threads }).map_err(Failure::input)?),
+    }
+}
+
+/// The line under the plan: what predicted times are made of.
+fn describe(args: &Args, roofline: &Roofline) -> String {
+    let Roofline { read_bytes_per_s, flops_per_s, overhead_s } = roofline;
+    let source = if args.read_gbs.is_some() { "given" } else { "measured now" };
+    format!(
+        "roofline of the host, {source}: {:.1} GB/s read, {:.0} GFLOP/s, {:.1} us a call",
+        read_bytes_per_s / 1e9,
+        flops_per_s / 1e9,
+        overhead_s * 1e6
+    )
 }
 
 fn find(file: &Path, name: &str) -> Result<Workload> {
