@@ -20,6 +20,7 @@ const PAGE: u32 = 16;
 const SHARED_LEN: u32 = 1000;
 /// Prompts have from this many tokens on, so that requests reach the end of a page in different steps.
 const PROMPT_LEN: u32 = 3500;
+const MAX_STEP_TOKENS: usize = 1 << 16;
 /// Tokens that a request generates where requests come and go: so many steps, until each of them is another one.
 const TURN: usize = 256;
 /// Planning depends on heads, not on their width; narrow ones keep the memory small that nobody touches.
@@ -62,7 +63,9 @@ pub fn measure_steps(
     has_turnover: bool,
 ) -> Result<StepRow, ServeError> {
     let mut model = Blank::new();
-    let max_new_tokens = if has_turnover { TURN } else { reps + 8 };
+    // Where nobody ends, the first ones decode while the last ones are still let in.
+    let num_steps_in = num_requests * PROMPT_LEN as usize / MAX_STEP_TOKENS + num_requests.ilog2() as usize + 8;
+    let max_new_tokens = if has_turnover { TURN } else { reps + num_steps_in };
     let config = config(choice, device, num_requests, max_new_tokens)?;
     let mut session = Session::new(&model, &config)?;
     let mut prompts = Prompts::new();
@@ -146,7 +149,7 @@ fn config(
         page_size,
         num_pages,
         kv_format: KvFormat::Fp8E4m3(KvScales::new(1.0, 1.0)?),
-        scheduler: SchedulerConfig { max_running: num_requests, max_step_tokens: 1 << 16, extend_chunk: usize::MAX },
+        scheduler: SchedulerConfig { max_running: num_requests, max_step_tokens: MAX_STEP_TOKENS, extend_chunk: usize::MAX },
         backend: choice.to_owned(),
         device,
         prefix_cache: Some(PrefixConfig::default()),
