@@ -149,7 +149,11 @@ fn config(
         page_size,
         num_pages,
         kv_format: KvFormat::Fp8E4m3(KvScales::new(1.0, 1.0)?),
-        scheduler: SchedulerConfig { max_running: num_requests, max_step_tokens: MAX_STEP_TOKENS, extend_chunk: usize::MAX },
+        scheduler: SchedulerConfig {
+            max_running: num_requests,
+            max_step_tokens: MAX_STEP_TOKENS,
+            extend_chunk: usize::MAX,
+        },
         backend: choice.to_owned(),
         device,
         prefix_cache: Some(PrefixConfig::default()),
