@@ -7,8 +7,8 @@
 // way while this one is used. A unit of more than kRows rows (a very large group) passes over its KV once for each kRows.
 // A row's arithmetic depends on its chunk and its place in the tile alone.
 //
-// Shared memory, bytes: kRows rows of q; 2 x kTile x (row of K + row of V); all rows padded by 16 against bank conflicts;
-//   the claimed range; the chunk's end and the unit (all threads read them there, to spare registers).
+// Shared memory, bytes: kRows rows of q; 2 x kTile x (row of K + row of V); see tile.cuh;
+//   2 x kTile page ids; the claimed range; the chunk's bounds and the unit (all threads read them there, to spare registers).
 // Registers, per thread: kMt x (kDv / 2 outputs + kTile / 2 scores).
 // Barriers: at the start of a pass, all warps are done with q and both stages; at the top of an iteration, the stage has
 //   arrived for all, and the other one, consumed before, may be overwritten. A warp's rows of q are its own scratch at the end.
@@ -21,6 +21,7 @@
 #include "primitives/paged.cuh"
 #include "primitives/rows.cuh"
 #include "primitives/softmax.cuh"
+#include "primitives/tile.cuh"
 #include "primitives/units.cuh"
 
 namespace {
@@ -49,14 +50,19 @@ struct Config {
   static constexpr int kMt = kRows == 128 && kDv <= 128 ? 2 : 1;  // 16-row tiles of a warp
   static constexpr int kWarps = kRows / (16 * kMt);
   static constexpr int kThreads = 32 * kWarps;
-  static constexpr bool kIsTight = kDq > 192 || (kDq == 192 && kDv == 128) || (kMt == 2 && kDv == 128 && (kGeneral || kFp8));
-  static constexpr int kTile = kIsTight ? 32 : 64;  // what registers and shared memory allow
+  static constexpr bool kIsTight = (kDq > 192 && kRows < 128) || (kDq == 192 && kDv == 128) || (kMt == 2 && ((kDv == 128 && kGeneral) || (kDv >= 96 && kFp8)));
+  static constexpr bool kIsCramped = kDq == 64 && kMt == 2 && !kFp8 && !kGeneral;  // three blocks an SM
+  static constexpr int kTile = kIsTight ? 32 : 64;                                     // what registers and shared memory allow
   static constexpr int kQRow = kDq * 2, kKRow = kDq * KV::kBytes, kVRow = kDv * KV::kBytes;  // bytes
-  static constexpr int kQPitch = kQRow + 16, kKPitch = kKRow + 16, kVPitch = kVRow + 16;     // odd numbers of 16-byte chunks
-  static constexpr int kStageBytes = kTile * (kKPitch + kVPitch);
-  static constexpr int kQBytes = kRows * kQPitch;
-  static constexpr int kClaimAt = kQBytes + 2 * kStageBytes;
-  static constexpr int kEndAt = kClaimAt + 4;
+  using QLayout = RowLayout<kQRow, !kIsCramped>;
+  using KLayout = RowLayout<kKRow, !kIsCramped>;
+  using VLayout = RowLayout<kVRow, !kIsCramped>;
+  static constexpr int kVAt = kTile * KLayout::kPitch;  // V follows K in a stage
+  static constexpr int kStageBytes = kVAt + kTile * VLayout::kPitch;
+  static constexpr int kQBytes = kRows * QLayout::kPitch;
+  static constexpr int kPagesAt = kQBytes + 2 * kStageBytes;  // page ids of two tiles
+  static constexpr int kClaimAt = kPagesAt + 2 * kTile * 4;
+  static constexpr int kBoundsAt = kClaimAt + 4;
   static constexpr int kUnitAt = kClaimAt + 16;
   static constexpr int kSharedBytes = kUnitAt + static_cast<int>(sizeof(Cursor));
 
@@ -68,44 +74,39 @@ struct Config {
   static_assert(kTile % kRowsPerPass == 0 && kDq % 16 == 0 && kDv % 16 == 0 && kDv <= kDq, "");
 };
 
-// Copies the tiles of one chunk, one after another.
+// Starts fetching the page ids of the tile at `pos`.
 template <class C>
-struct Loader {
-  int pos;                // the next tile's first token
-  int pages[C::kPasses];  // of the next tile's rows
+__device__ __forceinline__ void fetch_pages(const AttnParams& p, const Cursor& unit, int pos, int end, int* pages) {
+  if (threadIdx.x < C::kTile && pos + static_cast<int>(threadIdx.x) < end) {
+    fetch_page<kKernelExtend>(p, unit.facts.pages_begin, pos + threadIdx.x, pages + threadIdx.x);
+  }
+}
 
-  __device__ __forceinline__ void find_pages(const AttnParams& p, const Cursor& unit, int end) {
-    const int pages_begin = unit.facts.pages_begin;
-    const int r0 = threadIdx.x / C::kLanesPerRow;
+// Starts copying the K and V of the tile at `pos` into a stage.
+template <class C>
+__device__ __forceinline__ void copy_tile(const AttnParams& p, const Cursor& unit, int pos, int end, const int* pages, uint32_t stage) {
+  const int r0 = threadIdx.x / C::kLanesPerRow, lane = threadIdx.x % C::kLanesPerRow;
+  if (r0 >= C::kRowsPerPass) return;
+  const char* k_base = ptr<const char>(p.k) + unit.kv_head * p.k_stride_head * C::KV::kBytes + lane * 16;
+  const char* v_base = ptr<const char>(p.v) + unit.kv_head * p.v_stride_head * C::KV::kBytes + lane * 16;
 #pragma unroll
-    for (int i = 0; i < C::kPasses; ++i) {
-      const int t = pos + r0 + i * C::kRowsPerPass;
-      if (t < end) pages[i] = place_of<kKernelExtend>(p, pages_begin, t, -1).page;
+  for (int i = 0; i < C::kPasses; ++i) {
+    const int row = r0 + i * C::kRowsPerPass, t = pos + row;
+    const bool valid = t < end;
+    const Place place = {valid ? pages[row] : 0, t - page_of(p.page_magic, p.page_shift, t) * p.page_size};
+    ATTN_CHECK(place.page >= 0 && place.page < p.num_pages, p.check, kKernelExtend, kCheckPageId, unit.facts.request, place.page);
+    const char* k = k_base + cache_offset(place, p.k_stride_page, p.k_stride_token) * C::KV::kBytes;
+    const char* v = v_base + cache_offset(place, p.v_stride_page, p.v_stride_token) * C::KV::kBytes;
+#pragma unroll
+    for (int j = 0; j < C::kKCopies; ++j) {
+      cp_async16_or_zero(stage + C::KLayout::at(row, lane + j * C::kLanesPerRow), k + j * C::kLanesPerRow * 16, valid);
+    }
+#pragma unroll
+    for (int j = 0; j < C::kVCopies; ++j) {
+      cp_async16_or_zero(stage + C::kVAt + C::VLayout::at(row, lane + j * C::kLanesPerRow), v + j * C::kLanesPerRow * 16, valid);
     }
   }
-
-  __device__ __forceinline__ void issue(const AttnParams& p, const Cursor& unit, int end, uint32_t stage) {
-    const int kv_head = unit.kv_head;
-    const int r0 = threadIdx.x / C::kLanesPerRow, lane = threadIdx.x % C::kLanesPerRow;
-    if (r0 < C::kRowsPerPass) {
-      const char* k_base = ptr<const char>(p.k) + kv_head * p.k_stride_head * C::KV::kBytes + lane * 16;
-      const char* v_base = ptr<const char>(p.v) + kv_head * p.v_stride_head * C::KV::kBytes + lane * 16;
-#pragma unroll
-      for (int i = 0; i < C::kPasses; ++i) {
-        const int row = r0 + i * C::kRowsPerPass, t = pos + row;
-        const bool valid = t < end;
-        const Place place = {valid ? pages[i] : 0, t - page_of(p.page_magic, p.page_shift, t) * p.page_size};
-        const char* k = k_base + cache_offset(place, 0, p.k_stride_page, p.k_stride_token, 0) * C::KV::kBytes;
-        const char* v = v_base + cache_offset(place, 0, p.v_stride_page, p.v_stride_token, 0) * C::KV::kBytes;
-        const uint32_t k_to = stage + row * C::kKPitch + lane * 16, v_to = stage + C::kTile * C::kKPitch + row * C::kVPitch + lane * 16;
-#pragma unroll
-        for (int j = 0; j < C::kKCopies; ++j) cp_async16_or_zero(k_to + j * C::kLanesPerRow * 16, k + j * C::kLanesPerRow * 16, valid);
-#pragma unroll
-        for (int j = 0; j < C::kVCopies; ++j) cp_async16_or_zero(v_to + j * C::kLanesPerRow * 16, v + j * C::kLanesPerRow * 16, valid);
-      }
-    }
-  }
-};
+}
 
 // Whether some row of the unit does not see some key of the tile at `begin` by causal mask, window or the chunk's end.
 template <class C>
@@ -140,7 +141,7 @@ __device__ __forceinline__ void issue_q(const AttnParams& p, const Cursor& unit,
     const int token = valid ? row / p.group_size : 0, head = unit.kv_head * p.group_size + (valid ? row - token * p.group_size : 0);
     const char* from = ptr<const char>(p.q) + ((unit.facts.q_begin + token) * p.q_stride_row + head * p.q_stride_head) * 2;
 #pragma unroll
-    for (int chunk = lane; chunk < C::kQRow / 16; chunk += kLanes) cp_async16_or_zero(q_tile + r * C::kQPitch + chunk * 16, from + chunk * 16, valid);
+    for (int chunk = lane; chunk < C::kQRow / 16; chunk += kLanes) cp_async16_or_zero(q_tile + C::QLayout::at(r, chunk), from + chunk * 16, valid);
   }
 }
 
@@ -149,15 +150,16 @@ template <class C>
 __device__ __forceinline__ void convert_q(unsigned char* q_tile) {
   const int first = threadIdx.x / 32 * 16 * C::kMt;
   for (int i = threadIdx.x % 32; i < 16 * C::kMt * (C::kDq / 16); i += 32) {
-    uint32_t* words = reinterpret_cast<uint32_t*>(q_tile + (first + i / (C::kDq / 16)) * C::kQPitch + i % (C::kDq / 16) * 32);
-    uint32_t w[8];
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const float2 two = unpack2<typename C::Q>(words[j]);
-      w[j] = pack2<F16>(two.x, two.y);
-    }
-#pragma unroll
-    for (int j = 0; j < 4; ++j) words[j] = w[2 * j], words[4 + j] = w[2 * j + 1];
+    const int row = first + i / (C::kDq / 16), chunk = i % (C::kDq / 16) * 2;
+    uint4& lo = *reinterpret_cast<uint4*>(q_tile + C::QLayout::at(row, chunk));
+    uint4& hi = *reinterpret_cast<uint4*>(q_tile + C::QLayout::at(row, chunk + 1));
+    const uint4 x = lo, y = hi;
+    auto convert = [](uint32_t two) {
+      const float2 f = unpack2<typename C::Q>(two);
+      return pack2<F16>(f.x, f.y);
+    };
+    lo = make_uint4(convert(x.x), convert(x.z), convert(y.x), convert(y.z));
+    hi = make_uint4(convert(x.y), convert(x.w), convert(y.y), convert(y.w));
   }
   __syncwarp();
 }
@@ -169,9 +171,9 @@ using Scores = float[C::kMt][C::kTile / 8][4];
 template <class C>
 __device__ __forceinline__ void scores(uint32_t q_tile, uint32_t k_tile, Scores<C>& s) {
   using Math = typename C::Math;
-  const int lane = threadIdx.x % 32;
-  const uint32_t q_from = q_tile + (threadIdx.x / 32 * 16 * C::kMt + lane % 16) * C::kQPitch + lane / 16 * 16;
-  const uint32_t k_from = k_tile + (lane % 8 + lane / 16 * 8) * C::kKPitch + (lane / 8 & 1) * 16;
+  const int lane = lane_of_thread<C::kIsCramped>();
+  const uint32_t q_from = q_tile + threadIdx.x / 32 * 16 * C::kMt * C::QLayout::kPitch + C::QLayout::at(lane % 16, lane / 16);
+  const uint32_t k_from = k_tile + C::KLayout::at(lane % 8 + lane / 16 * 8, lane / 8 & 1);
 #pragma unroll
   for (int mt = 0; mt < C::kMt; ++mt) {
 #pragma unroll
@@ -184,12 +186,12 @@ __device__ __forceinline__ void scores(uint32_t q_tile, uint32_t k_tile, Scores<
 #pragma unroll
     for (int mt = 0; mt < C::kMt; ++mt) {
 #pragma unroll
-      for (int i = 0; i < kQSteps; ++i) ldmatrix4(a[mt][i], q_from + mt * 16 * C::kQPitch + (k * kQSteps + i) * 32);
+      for (int i = 0; i < kQSteps; ++i) ldmatrix4(a[mt][i], C::QLayout::further(q_from, (k * kQSteps + i) * 32) + mt * 16 * C::QLayout::kPitch);
     }
 #pragma unroll
     for (int n = 0; n < C::kTile / 16; ++n) {
       uint32_t b[4];
-      ldmatrix4(b, k_from + n * 16 * C::kKPitch + k * 32);
+      ldmatrix4(b, C::KLayout::further(k_from, k * 32) + n * 16 * C::KLayout::kPitch);
       if constexpr (C::kFp8) {
         // Four neighbouring bytes a lane: bytes 0, 1 take the slots 2c of the contraction, bytes 2, 3 the slots 2c + 8.
 #pragma unroll
@@ -263,7 +265,7 @@ __device__ __forceinline__ void softmax_step(Rows<C>& rows, float c, Scores<C>& 
       float m = rows.m[mt][half];
 #pragma unroll
       for (int n = 0; n < C::kTile / 8; ++n) m = fmaxf(m, fmaxf(s[mt][n][2 * half], s[mt][n][2 * half + 1]));
-      m = quad_max(m);
+      m = next_maximum(rows.m[mt][half], quad_max(m), c);
       rescale[half] = rescale_factor(rows.m[mt][half], m, c);
       rows.m[mt][half] = m;
       const float offset = exponent_offset(m, c);
@@ -300,14 +302,14 @@ __device__ __forceinline__ void softmax_step(Rows<C>& rows, float c, Scores<C>& 
 template <class C>
 __device__ __forceinline__ void add_values(Rows<C>& rows, uint32_t v_tile, const Weights<C>& weights) {
   using Math = typename C::Math;
-  const int lane = threadIdx.x % 32;
-  const uint32_t from = v_tile + lane % 16 * C::kVPitch + lane / 16 * 16;
+  const int lane = lane_of_thread<C::kIsCramped>();
+  const uint32_t from = v_tile + C::VLayout::at(lane % 16, lane / 16);
 #pragma unroll
   for (int n = 0; n < C::kTile / 16; ++n) {
 #pragma unroll
     for (int i = 0; i < C::kVRow / 32; ++i) {
       uint32_t b[4];
-      ldmatrix4_trans(b, from + n * 16 * C::kVPitch + i * 32);
+      ldmatrix4_trans(b, C::VLayout::further(from, i * 32) + n * 16 * C::VLayout::kPitch);
       if constexpr (C::kFp8) {
         // A 16-bit element is two dims; bytes are sorted into (even, even, odd, odd) dims of tokens 2c, 2c + 1.
 #pragma unroll
@@ -351,7 +353,7 @@ __device__ __forceinline__ void put_outputs(const float (&o)[C::kDv / 8][4], int
 template <class C>
 __device__ __forceinline__ void write_partials(const AttnParams& p, const Cursor& unit, int first_row, float c, Rows<C>& rows) {
   const int num_rows = unit.facts.q_len * p.group_size;
-  const int64_t base = partial_row(p, unit.tile, unit.facts, unit.kv_head, unit.chunk);
+  const int64_t base = partial_row(p, unit.facts, unit.kv_head, unit.chunk);
 #pragma unroll
   for (int mt = 0; mt < C::kMt; ++mt) {
 #pragma unroll
@@ -383,10 +385,11 @@ __device__ __forceinline__ void write_results(const AttnParams& p, const Cursor&
       const int in_pass = row_in_pass<C>(mt, half), row = min(first_row + in_pass, num_rows - 1);
       const int token = row / p.group_size, head = unit.kv_head * p.group_size + row - token * p.group_size;
       const RowEnd end = end_row(l, lse_base2(rows.m[mt][half], l, c), sink_of(p, head));
-      unsigned char* to = q_tile + in_pass * C::kQPitch;
       put_outputs<C>(
-          rows.o[mt], half, end.scale * p.v_scale, [&](int d, float2 x) { *reinterpret_cast<uint32_t*>(to + d * 2) = pack2<Q>(x.x, x.y); },
-          [&](int d, float4 x) { *reinterpret_cast<uint2*>(to + d * 2) = make_uint2(pack2<Q>(x.x, x.y), pack2<Q>(x.z, x.w)); });
+          rows.o[mt], half, end.scale * p.v_scale, [&](int d, float2 x) { *reinterpret_cast<uint32_t*>(q_tile + C::QLayout::at(in_pass, d / 8) + d % 8 * 2) = pack2<Q>(x.x, x.y); },
+          [&](int d, float4 x) {
+            *reinterpret_cast<uint2*>(q_tile + C::QLayout::at(in_pass, d / 8) + d % 8 * 2) = make_uint2(pack2<Q>(x.x, x.y), pack2<Q>(x.z, x.w));
+          });
       if (threadIdx.x % 4 == 0 && first_row + in_pass < num_rows) store_lse(p, unit.facts.q_begin + token, head, end.lse);
     }
   }
@@ -399,7 +402,7 @@ __device__ __forceinline__ void write_results(const AttnParams& p, const Cursor&
     if (row >= num_rows) break;
     const int token = row / p.group_size, head = unit.kv_head * p.group_size + row - token * p.group_size;
     const int64_t at = (unit.facts.q_begin + token) * p.out_stride_row + head * p.out_stride_head + chunk * 8;
-    *reinterpret_cast<uint4*>(ptr<uint16_t>(p.out) + at) = *reinterpret_cast<const uint4*>(q_tile + in_pass * C::kQPitch + chunk * 16);
+    *reinterpret_cast<uint4*>(ptr<uint16_t>(p.out) + at) = *reinterpret_cast<const uint4*>(q_tile + C::QLayout::at(in_pass, chunk));
   }
 }
 
@@ -416,39 +419,43 @@ __device__ __forceinline__ void pass(const AttnParams& p, const Cursor& unit, in
 #pragma unroll
     for (int i = 0; i < C::kDv / 8; ++i) rows.o[mt][i][0] = rows.o[mt][i][1] = rows.o[mt][i][2] = rows.o[mt][i][3] = 0.0f;
   }
-  Loader<C> loader;
-  int& end = *reinterpret_cast<int*>(shared + C::kEndAt);  // all write the same
-  chunk_bounds(unit.facts, unit.chunk, loader.pos, end);
-  if (loader.pos < end) {
-    loader.find_pages(p, unit, end);
+  const int* bounds = reinterpret_cast<const int*>(shared + C::kBoundsAt);
+  int begin = bounds[0];
+  const int& end = bounds[1];  // read there, to spare a register
+  int* pages = reinterpret_cast<int*>(shared + C::kPagesAt);
+  if (begin < end) {
+    fetch_pages<C>(p, unit, begin, end, pages);
+    cp_async_commit();
     issue_q<C>(p, unit, first_row, q_tile);
-    loader.issue(p, unit, end, stages);
+    fetch_pages<C>(p, unit, begin + C::kTile, end, pages + C::kTile);
+    cp_async_commit();
+    cp_async_wait<1>();
+    __syncthreads();
+    copy_tile<C>(p, unit, begin, end, pages, stages);
   }
   cp_async_commit();
-  loader.pos += C::kTile;
-  loader.find_pages(p, unit, end);
-  uint32_t stage = stages;
+  int odd = 0;  // number of the tile, modulo 2
   bool is_first = true;
 #pragma unroll 1
-  while (loader.pos - C::kTile < end) {
+  while (begin < end) {
     cp_async_wait<0>();
     __syncthreads();
-    const uint32_t next_stage = 2 * stages + C::kStageBytes - stage;
-    if (loader.pos < end) loader.issue(p, unit, end, next_stage);
+    const uint32_t stage = stages + odd * C::kStageBytes;
+    odd ^= 1;
+    if (begin + C::kTile < end) copy_tile<C>(p, unit, begin + C::kTile, end, pages + odd * C::kTile, stages + odd * C::kStageBytes);
+    fetch_pages<C>(p, unit, begin + 2 * C::kTile, end, pages + (odd ^ 1) * C::kTile);
     cp_async_commit();
     if (C::kFp8 && is_first) convert_q<C>(shared);
     is_first = false;
     Scores<C> s;
     scores<C>(q_tile, stage, s);
-    const int begin = loader.pos - C::kTile;
     if (C::kGeneral || needs_mask<C>(p, unit.facts, begin, end)) mask_scores<C>(p, unit, first_row, begin, end, scale, s);
     Weights<C> weights;
     softmax_step<C>(rows, c, s, weights);
-    loader.pos += C::kTile;
-    loader.find_pages(p, unit, end);  // needed after the next barrier; here registers are free
-    add_values<C>(rows, stage + C::kTile * C::kKPitch, weights);
-    stage = next_stage;
+    add_values<C>(rows, stage + C::kVAt, weights);
+    begin += C::kTile;
   }
+  __syncwarp();  // all lanes are done with the warp's rows of q
   if (unit.facts.num_chunks > 1) {
     write_partials<C>(p, unit, first_row, c, rows);
   } else {
@@ -465,16 +472,17 @@ __device__ __forceinline__ void extend(const AttnParams& p) {
   const bool claims = p.claim != 0;
   Cursor& unit = *reinterpret_cast<Cursor*>(shared + C::kUnitAt);
   Cursor next;
-  next.init(p);
   if (claims) {
     if (threadIdx.x == 0) *claimed = atomicAdd(ptr<int>(p.claim), 1);
     __syncthreads();
-    next.range = *claimed;
   }
+  next.init(p, claims ? *claimed : static_cast<int>(blockIdx.x));
   while (next.next(p, claims ? 0 : static_cast<int>(gridDim.x))) {
     __syncthreads();  // all are done with the last unit
     if (threadIdx.x == 0) {
       unit = next;
+      int* bounds = reinterpret_cast<int*>(shared + C::kBoundsAt);
+      chunk_bounds(next.facts, next.chunk, bounds[0], bounds[1]);
       // The next range is claimed while the last unit of this one is computed.
       if (claims && next.left == 0) *claimed = atomicAdd(ptr<int>(p.claim), 1);
     }

@@ -138,7 +138,7 @@ __device__ __forceinline__ void merge_partials(const AttnParams& p) {
     const bool is_many = t.num_chunks > kMergeWarpChunks;
     for (int h = is_many ? 0 : threadIdx.x / 32; h < num_heads; h += is_many ? 1 : kWarps) {
       const int head = head_begin + h, kv_head = head / p.group_size;
-      const int64_t base = partial_row(p, unit.y, t, kv_head, 0) + (row - t.q_begin) * p.group_size + head % p.group_size;
+      const int64_t base = partial_row(p, t, kv_head, 0) + (row - t.q_begin) * p.group_size + head % p.group_size;
       const States s = {ptr<const float>(p.partial_out), ptr<const float>(p.partial_lse), base, static_cast<int64_t>(t.q_len) * p.group_size, t.num_chunks};
       if (is_many) {
         merge_many<T>(p, s, row, head, shared);

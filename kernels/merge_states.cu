@@ -28,40 +28,57 @@ __device__ __forceinline__ State<T> state_at(const MergeStatesParams& p, int i, 
   return {ptr<const char>(p.out_states) + (i * p.stride_state + at) * T::kBytes, ptr<const float>(p.lse_states)[i * num + row_head]};
 }
 
+constexpr int kAhead = 4;  // states whose loads are under way at once
+
 // Running merge of 8 elements; the maximum is known before.
 struct Merge {
   float sum[8];
   float total;
-};
 
-template <class T>
-__device__ __forceinline__ void add_state(Merge& m, const State<T>& s, float top) {
-  if (s.lse == -kInf) return;
-  const float w = exp2_approx((s.lse - top) * kLog2e);
-  float x[8];
-  load8<T>(s.out).to_floats(x);
-  m.total += w;
+  template <class T>
+  __device__ __forceinline__ void add(const Vector8<T>& state, float lse, float top) {
+    if (lse == -kInf) return;
+    const float w = exp2_approx((lse - top) * kLog2e);
+    float x[8];
+    state.to_floats(x);
+    total += w;
 #pragma unroll
-  for (int i = 0; i < 8; ++i) m.sum[i] = fmaf(w, x[i], m.sum[i]);
-}
+    for (int i = 0; i < 8; ++i) sum[i] = fmaf(w, x[i], sum[i]);
+  }
+};
 
 // Elements [8 piece, 8 piece + 8) of one (row, head); returns its LSE.
 template <class T>
 __device__ __forceinline__ float merge_piece(const MergeStatesParams& p, int64_t row_head, int piece) {
   const int64_t at = row_head * p.head_dim + piece * 8;
+  Vector8<T> x[kAhead];
+  float lse[kAhead];
   float top = -kInf;
   bool has_nan = false;
-  for (int k = 0; k < p.num_states; ++k) {
-    const float lse = state_at<T>(p, k, row_head, at).lse;
-    top = fmaxf(top, lse);
-    has_nan |= lse != lse;
+#pragma unroll
+  for (int k = 0; k < kAhead; ++k) {
+    lse[k] = -kInf;
+    if (k >= p.num_states) continue;
+    const State<T> state = state_at<T>(p, k, row_head, at);
+    lse[k] = state.lse;
+    x[k] = load8<T>(state.out);
+  }
+#pragma unroll
+  for (int k = 0; k < kAhead; ++k) top = fmaxf(top, lse[k]), has_nan |= lse[k] != lse[k];
+  for (int k = kAhead; k < p.num_states; ++k) {
+    const float other = state_at<T>(p, k, row_head, at).lse;
+    top = fmaxf(top, other), has_nan |= other != other;
   }
   Merge m;
   m.total = 0.0f;
 #pragma unroll
   for (int i = 0; i < 8; ++i) m.sum[i] = -0.0f;  // the neutral element of addition
-#pragma unroll 2
-  for (int k = 0; k < p.num_states; ++k) add_state<T>(m, state_at<T>(p, k, row_head, at), top);
+#pragma unroll
+  for (int k = 0; k < kAhead; ++k) m.add(x[k], lse[k], top);
+  for (int k = kAhead; k < p.num_states; ++k) {
+    const State<T> state = state_at<T>(p, k, row_head, at);
+    m.add(load8<T>(state.out), state.lse, top);
+  }
   const bool is_empty = top == -kInf && !has_nan;
   const float scale = is_empty ? 0.0f : reciprocal(m.total);
 #pragma unroll

@@ -7,6 +7,7 @@
 //
 // What the host promises of every launch (the checked flavour tests it on the device, see CheckRecord):
 // - K, V, q and out rows are 16-byte aligned: base addresses, and all strides times the element size;
+// - page and token strides of caches are in [0, 2^31) elements;
 // - page ids, slots and rows in the tables are in range; `kv_indices` beyond a request's pages is never read;
 // - a tile of a decode kernel has q_len x group_size <= its `rows` (see the .inst lists);
 // - tables live unchanged until the launch has ended; for a captured graph they are rewritten in place between replays.
@@ -70,7 +71,8 @@ static const int32_t kMergeHeads = 8;
 // The workspace row of (kv_head, chunk, query r of the tile, head h of the group) is
 //   first_partial + ((kv_head x num_chunks + chunk) x q_len + r) x group_size + h.
 //
-// Grid: one-dimensional, any size; block b takes ranges b, b + grid, ... (or the next free one, see `claim`).
+// Grid: one-dimensional, any size; block b takes ranges b, b + grid, ... (or the next free one, see `claim`). The table of
+// ranges has at least grid entries, whatever num_ranges says (beyond it: any values).
 // Results do not depend on grid or ranges. Suggested: num SMs x ctas_per_sm of the .inst entry.
 struct AttnParams {
   DevicePtr q;             // [num_rows, num_qo_heads, head_dim_qk]

@@ -121,9 +121,9 @@ __device__ void attend_row(const AttnParams& p, const UnitCursor<kKernelPlain, I
   for (int key = begin; key < end; ++key) {
     if (p.custom_mask != 0 && !mask_bit(p, mask_begin, t.kv_len, r, key)) continue;
     const Place place = place_of<kKernelPlain>(p, t.pages_begin, key, t.request);
-    const float dot = row.dot(p, cache_offset(place, unit.kv_head, p.k_stride_page, p.k_stride_token, p.k_stride_head));
+    const float dot = row.dot(p, cache_offset(place, p.k_stride_page, p.k_stride_token) + unit.kv_head * p.k_stride_head);
     const float s = shape_score(p, dot * (p.sm_scale * p.k_scale), slope, key - q_pos);
-    row.take(p, s, cache_offset(place, unit.kv_head, p.v_stride_page, p.v_stride_token, p.v_stride_head));
+    row.take(p, s, cache_offset(place, p.v_stride_page, p.v_stride_token) + unit.kv_head * p.v_stride_head);
   }
   write_row(p, row, t.num_chunks > 1, partial, t.q_begin + r, head);
 }
@@ -132,9 +132,9 @@ template <class Q, class KV>
 __device__ __forceinline__ void plain(const AttnParams& p) {
   wait_for_previous();
   UnitCursor<kKernelPlain, INT32_MAX> unit;
-  unit.init(p);
+  unit.init(p, static_cast<int>(blockIdx.x));
   while (unit.next(p, static_cast<int>(gridDim.x))) {
-    const int64_t first = unit.facts.num_chunks > 1 ? partial_row(p, unit.tile, unit.facts, unit.kv_head, unit.chunk) : 0;
+    const int64_t first = unit.facts.num_chunks > 1 ? partial_row(p, unit.facts, unit.kv_head, unit.chunk) : 0;
     const int num_rows = unit.facts.q_len * p.group_size;
     for (int i = threadIdx.x / 32; i < num_rows; i += kThreads / 32) {
       attend_row<Q, KV>(p, unit, i / p.group_size, i % p.group_size, first + i);

@@ -55,7 +55,7 @@ __device__ __forceinline__ float reciprocal(float x) {
 __device__ __forceinline__ float divide(float x, float y) {
   const float q = x * reciprocal(y);
   const float r = fmaf(fmaf(-q, y, x), reciprocal(y), q);
-  return isfinite(r) ? r : q;  // infinities and NaN pass
+  return isfinite(r) && x != 0.0f ? r : q;  // infinities, NaN and signed zeros pass
 }
 
 // tanh x to about 1e-7 absolute, by way of e^2x; PTX tanh.approx has 2^-11 only
@@ -84,6 +84,14 @@ __device__ __forceinline__ float2 unpack2(uint32_t x) {
     asm("{.reg .b16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h;}" : "=f"(r.x), "=f"(r.y) : "r"(x));
   }
   return r;
+}
+
+// The lane's number. `kIsFresh`: made anew each time, so that what follows from it is not kept in registers across a loop.
+template <bool kIsFresh>
+__device__ __forceinline__ int lane_of_thread() {
+  int lane = threadIdx.x % 32;
+  if constexpr (kIsFresh) asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+  return lane;
 }
 
 __device__ __forceinline__ float quad_max(float x) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "check.cuh"
+#include "cp_async.cuh"
 
 // A token's place: its page and its offset there.
 struct Place {
@@ -26,7 +27,20 @@ __device__ __forceinline__ Place place_of(const AttnParams& p, int pages_begin, 
   return place;
 }
 
-// Elements from the cache's start to the vector of (place, head).
-__device__ __forceinline__ int64_t cache_offset(Place place, int head, int64_t stride_page, int64_t stride_token, int64_t stride_head) {
-  return place.page * stride_page + place.offset * stride_token + head * stride_head;
+// Starts copying the page id of position t to shared memory, to be read after cp.async's wait and a barrier.
+template <int kKernel>
+__device__ __forceinline__ void fetch_page(const AttnParams& p, int pages_begin, int t, int* to) {
+  const int at = pages_begin + page_of(p.page_magic, p.page_shift, t);
+  if (p.kv_indices != 0) {
+    ATTN_CHECK(at >= 0 && at < p.num_kv_indices, p.check, kKernel, kCheckKvIndex, -1, at);
+    cp_async4(shared_address(to), ptr<const int32_t>(p.kv_indices) + at);
+  } else {
+    *to = at;
+  }
+}
+
+// Elements from the cache's start to the vector of a place, without the head. Page and token strides are below 2^31 (see
+// params.h), which makes this two multiply-adds.
+__device__ __forceinline__ int64_t cache_offset(Place place, int64_t stride_page, int64_t stride_token) {
+  return static_cast<int64_t>(place.page) * static_cast<int32_t>(stride_page) + static_cast<int64_t>(place.offset) * static_cast<int32_t>(stride_token);
 }

@@ -1,6 +1,7 @@
 // Running softmax of one query row, and what becomes of it in the end.
 //
-// Scores come in units where p = 2^(s c - m c), c = scale x log2 e; m is the largest s so far, l the sum of p (unrounded).
+// Scores come in units where p = 2^(s c - m c), c = scale x log2 e; m is about the largest s so far, l the sum of p
+// (unrounded).
 // A row that has seen nothing has m = -inf and l = 0, and never makes NaN by itself.
 #pragma once
 
@@ -9,9 +10,15 @@
 // The exponent's offset m c; 0 for a row that has seen nothing, whose p = 2^-inf is then 0.
 __device__ __forceinline__ float exponent_offset(float m, float c) { return m == -kInf ? 0.0f : m * c; }
 
-// Factor for earlier sums when the maximum rises from m_old to m_new.
-__device__ __forceinline__ float rescale_factor(float m_old, float m_new, float c) {
-  return m_old == m_new ? 1.0f : exp2_approx((m_old - m_new) * c);  // m_old = -inf: 0
+// The maximum that a row goes on with: the old one while the new one is so little above that weights stay below 2^8, which
+// spares rescaling the output. A function of the row alone.
+__device__ __forceinline__ float next_maximum(float m_old, float m_new, float c) {
+  return (m_new - m_old) * c <= 8.0f ? m_old : m_new;  // m_old = -inf: the new one, also where that is -inf
+}
+
+// Factor for sums relative to `from` when they become relative to `to`; 0 for a row that has seen nothing.
+__device__ __forceinline__ float rescale_factor(float from, float to, float c) {
+  return from == to ? 1.0f : exp2_approx((from - to) * c);
 }
 
 // Base-2 LSE of a row; -inf where it saw nothing.

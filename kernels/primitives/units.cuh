@@ -8,18 +8,18 @@ struct TileFacts {
   int request, q_begin;
   int q_len, q_pos, kv_begin, kv_end;
   int kv_len, pages_begin, chunk_len, num_chunks;
+  int first_partial;
 };
 
 __device__ __forceinline__ TileFacts load_tile(const AttnParams& p, int tile) {
   const AttnTile* entry = ptr<const AttnTile>(p.tiles) + tile;
   const int4 a = load_table4(&entry->mask_begin), b = load_table4(&entry->q_len), c = load_table4(&entry->kv_len);
-  return {a.z, a.w, b.x, b.y, b.z, b.w, c.x, c.y, c.z, c.w};
+  return {a.z, a.w, b.x, b.y, b.z, b.w, c.x, c.y, c.z, c.w, load_table(&entry->first_partial)};
 }
 
 // First workspace row of a unit.
-__device__ __forceinline__ int64_t partial_row(const AttnParams& p, int tile, const TileFacts& t, int kv_head, int chunk) {
-  const int first = load_table(&ptr<const AttnTile>(p.tiles)[tile].first_partial);
-  return first + (static_cast<int64_t>(kv_head) * t.num_chunks + chunk) * t.q_len * p.group_size;
+__device__ __forceinline__ int64_t partial_row(const AttnParams& p, const TileFacts& t, int kv_head, int chunk) {
+  return t.first_partial + (static_cast<int64_t>(kv_head) * t.num_chunks + chunk) * t.q_len * p.group_size;
 }
 
 // KV positions [begin, end) of a chunk of a tile; empty where the tile sees nothing.
@@ -41,7 +41,7 @@ __device__ __forceinline__ void check_tile(const AttnParams& p, int tile, const 
   }
   ATTN_CHECK(ok, p.check, kKernel, kCheckTile, t.request, tile);
   if (t.num_chunks > 1) {
-    const int64_t end = partial_row(p, tile, t, p.num_kv_heads, 0);
+    const int64_t end = partial_row(p, t, p.num_kv_heads, 0);
     ATTN_CHECK(p.partial_out != 0 && end <= p.num_partial_rows, p.check, kKernel, kCheckPartialRow, t.request, end);
   }
 #endif
@@ -56,17 +56,40 @@ __device__ __forceinline__ void check_shape(const AttnParams& p) {
 
 // The units of a thread block, in order. All threads hold the same cursor.
 template <int kKernel, int kMaxRows>
-struct UnitCursor {
+struct alignas(16) UnitCursor {
   int tile, kv_head, chunk;  // the unit
   int left;                  // units after it in the range
   int range, num_ranges;     // the next range
   TileFacts facts;           // of `tile`
 
-  // Before the first unit.
-  __device__ __forceinline__ void init(const AttnParams& p) {
+  // Before the first unit; `first` is the first range.
+  __device__ __forceinline__ void init(const AttnParams& p, int first) {
     num_ranges = load_table(&ptr<const AttnStep>(p.step)->num_ranges);
-    range = static_cast<int>(blockIdx.x);
+    range = first;
     left = 0;
+  }
+
+  // The first unit of a block that goes by stride; false where there is none. The first range is in the table whatever
+  // num_ranges is, so both are read at once.
+  __device__ __forceinline__ bool first(const AttnParams& p) {
+    const int4 r = load_table4(ptr<const AttnRange>(p.ranges) + blockIdx.x);
+    init(p, static_cast<int>(blockIdx.x));
+    if (range >= num_ranges || r.w == 0) return next(p, static_cast<int>(gridDim.x));
+    tile = r.x, kv_head = r.y, chunk = r.z, left = r.w - 1;
+    range += static_cast<int>(gridDim.x);
+    enter_tile(p);
+    return true;
+  }
+
+  __device__ __forceinline__ void enter_tile(const AttnParams& p) {
+#ifdef ATTN_CHECKED
+    const int num_tiles = load_table(&ptr<const AttnStep>(p.step)->num_tiles);
+    ATTN_CHECK(tile >= 0 && tile < num_tiles && kv_head >= 0 && kv_head < p.num_kv_heads && left >= 0, p.check, kKernel, kCheckRange, -1,
+               tile);
+#endif
+    facts = load_tile(p, tile);
+    check_tile<kKernel>(p, tile, facts, kMaxRows);
+    ATTN_CHECK(chunk >= 0 && chunk < facts.num_chunks, p.check, kKernel, kCheckRange, facts.request, tile);
   }
 
   // Goes to the next unit; false where there is none. `stride`: ranges to go on to the next one.
@@ -91,16 +114,7 @@ struct UnitCursor {
       is_new_tile = true;
     }
     --left;
-    if (is_new_tile) {
-#ifdef ATTN_CHECKED
-      const int num_tiles = load_table(&ptr<const AttnStep>(p.step)->num_tiles);
-      ATTN_CHECK(tile >= 0 && tile < num_tiles && kv_head >= 0 && kv_head < p.num_kv_heads && left >= 0, p.check, kKernel, kCheckRange, -1,
-                 tile);
-#endif
-      facts = load_tile(p, tile);
-      check_tile<kKernel>(p, tile, facts, kMaxRows);
-      ATTN_CHECK(chunk >= 0 && chunk < facts.num_chunks, p.check, kKernel, kCheckRange, facts.request, tile);
-    }
+    if (is_new_tile) enter_tile(p);
     return true;
   }
 };
