@@ -5,12 +5,12 @@
 #include "memory.cuh"
 
 #ifdef ATTN_CHECKED
-// Which thread may write the record: the first that finds anything.
-__device__ int32_t check_taken;
+// 0: nothing found; 1: a thread, the first that found anything, writes the record; 2: it is written.
+__device__ int32_t check_state;
 
 static __device__ __noinline__ void check_fail(DevicePtr record, int32_t kernel, int32_t rule, int32_t request, int64_t value) {
   CheckRecord* r = ptr<CheckRecord>(record);
-  if (r != nullptr && atomicExch(&check_taken, 1) == 0) {
+  if (r != nullptr && atomicCAS(&check_state, 0, 1) == 0) {
     r->rule = rule;
     r->block = static_cast<int32_t>(blockIdx.x);
     r->request = request;
@@ -18,6 +18,10 @@ static __device__ __noinline__ void check_fail(DevicePtr record, int32_t kernel,
     __threadfence_system();
     *const_cast<volatile int32_t*>(&r->kernel) = kernel;
     __threadfence_system();
+    atomicExch(&check_state, 2);
+  }
+  // A trap stops the whole device, so nobody traps while the record is being written (at most for a while).
+  for (int i = 0; r != nullptr && i < (1 << 20) && atomicAdd(&check_state, 0) != 2; ++i) {
   }
   __trap();
 }
