@@ -14,6 +14,7 @@ const KVPOOL: &str = "kvpool";
 const PAGE_TABLE: &str = "page-table";
 const ATTN_METADATA: &str = "attn-metadata";
 const ATTN_REFERENCE: &str = "attn-reference";
+const ATTN_CUDA: &str = "attn-cuda";
 const CONFORMANCE: &str = "attn-conformance";
 const ENGINE: &str = "engine";
 const XTASK: &str = "xtask";
@@ -25,12 +26,14 @@ const LAYERS: &[(&str, &[&str], &[&str])] = &[
     (PAGE_TABLE, &[KVPOOL], &[]),
     (ATTN_METADATA, &[PAGE_TABLE, KVPOOL], &[]),
     (ATTN_REFERENCE, &[ATTN_METADATA, KVPOOL], &[PAGE_TABLE]),
+    (ATTN_CUDA, &[ATTN_METADATA, KVPOOL], &[PAGE_TABLE, ATTN_REFERENCE]),
     (CONFORMANCE, BELOW_ENGINE, &[]),
     (XTASK, &[], &[]),
 ];
 
 /// What a backend's crate may use: a crate `attn-*` without a line of its own is one.
-const BELOW_BACKEND: &[&str] = &[ATTN_METADATA, KVPOOL, PAGE_TABLE, ATTN_REFERENCE];
+/// `attn-cuda` is one, and others that run on the same devices may use its `device`.
+const BELOW_BACKEND: &[&str] = &[ATTN_METADATA, KVPOOL, PAGE_TABLE, ATTN_REFERENCE, ATTN_CUDA];
 const BELOW_ENGINE: &[&str] = &[KVPOOL, PAGE_TABLE, ATTN_METADATA, ATTN_REFERENCE];
 
 /// Crates that build and run where there is neither a GPU driver nor a model.
@@ -85,7 +88,7 @@ fn is_allowed(Edge { from, to, is_dev }: &Edge) -> bool {
     }
     match LAYERS.iter().find(|(placed, ..)| placed == from) {
         Some((_, always, in_tests)) => always.contains(&to) || (*is_dev && in_tests.contains(&to)),
-        None if from == ENGINE => BELOW_ENGINE.contains(&to) || is_backend(to),
+        None if from == ENGINE => BELOW_ENGINE.contains(&to) || to == ATTN_CUDA || is_backend(to),
         None => BELOW_BACKEND.contains(&to),
     }
 }

@@ -8,6 +8,7 @@ mod attn;
 mod backend_name;
 mod check;
 mod demo;
+mod kernels;
 mod model;
 mod mutate;
 mod new_backend;
@@ -34,6 +35,8 @@ struct Cli {
 enum Task {
     /// The gate: formatting, lints, documentation and tests
     Check(check::Args),
+    /// Compile the CUDA kernels into the images that attn-cuda ships, or compare with them
+    Kernels(kernels::Args),
     /// The mixed batch on every backend here, then text from a small real model
     Demo(demo::Args),
     /// Print the path of a small model, fetching it where it is missing
@@ -66,6 +69,7 @@ fn run(task: &Task) -> anyhow::Result<bool> {
     let workspace = Workspace::locate()?;
     match task {
         Task::Check(args) => check::run(&workspace, args),
+        Task::Kernels(args) => kernels::run(&workspace, args),
         Task::Demo(args) => demo::run(&workspace, args),
         Task::Model { name } => {
             let model = if name == model::GEMMA3.name { &model::GEMMA3 } else { &model::SMOLLM2 };

@@ -1,0 +1,233 @@
+//! Owns [`Device`]: a GPU's context and one stream, what the GPU is, the modules loaded on it.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream, sys};
+
+use super::error::{DeviceError, check, failed};
+use super::module::{Module, ModuleSource};
+use super::probe::probe;
+use super::staging::Pinned;
+use super::trap::{TrapRecord, TrapReport};
+
+/// What a GPU is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceProperties {
+    /// Its number, from 0.
+    pub ordinal: usize,
+    /// Its name.
+    pub name: String,
+    /// Compute capability: major, minor.
+    pub capability: (i32, i32),
+    /// Streaming multiprocessors.
+    pub num_sms: u32,
+    /// Shared memory that one thread block may have, in bytes.
+    pub max_shared_bytes: u32,
+    /// Memory, in bytes.
+    pub memory_bytes: u64,
+    /// Second-level cache, in bytes.
+    pub l2_bytes: u64,
+}
+
+/// A GPU's context and the one stream that this handle works on. Cheap to clone; clones share everything.
+///
+/// Two handles of one GPU have two streams and are not ordered with each other.
+#[derive(Clone)]
+pub struct Device {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    context: Arc<CudaContext>,
+    stream: Arc<CudaStream>,
+    properties: DeviceProperties,
+    modules: Mutex<HashMap<&'static str, Arc<Module>>>,
+    /// Where checked kernels leave their record; made when first asked for.
+    trap: Mutex<Option<Pinned>>,
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Device").field("properties", &self.inner.properties).finish_non_exhaustive()
+    }
+}
+
+impl Device {
+    /// Opens a GPU with a stream of its own. Turns cudarc's tracking of events off for the context: work is ordered by
+    /// the one stream, and a captured graph could not contain waits on events from outside.
+    ///
+    /// # Errors
+    /// As [`probe`](super::probe()), [`DeviceError::NoSuchDevice`], [`DeviceError::Driver`].
+    pub fn open(ordinal: usize) -> Result<Self, DeviceError> {
+        let count = probe()?.num_devices;
+        if ordinal >= count {
+            return Err(DeviceError::NoSuchDevice { ordinal, count });
+        }
+        let context = CudaContext::new(ordinal).map_err(|e| failed("opening the GPU's context", e))?;
+        // SAFETY: every slice of this context is used on the stream made below, on which it is freed too.
+        unsafe { context.disable_event_tracking() };
+        let stream = context.new_stream().map_err(|e| failed("making a stream", e))?;
+        Self::on_stream(stream)
+    }
+
+    /// Works on the stream of another library: candle's `CudaDevice::cuda_stream`, burn's, an engine's own.
+    ///
+    /// Kernels run in that stream's order, so tensors that were written on it before need no wait. Capturing graphs
+    /// needs a stream that is not the legacy default one, and a context whose event tracking is off.
+    ///
+    /// # Errors
+    /// As [`probe`](super::probe()), and [`DeviceError::Driver`].
+    pub fn on_stream(stream: Arc<CudaStream>) -> Result<Self, DeviceError> {
+        probe()?;
+        let context = Arc::clone(stream.context());
+        context.bind_to_thread().map_err(|e| failed("binding the context", e))?;
+        let properties = properties(&context)?;
+        let (modules, trap) = (Mutex::default(), Mutex::default());
+        Ok(Self { inner: Arc::new(Inner { context, stream, properties, modules, trap }) })
+    }
+
+    /// What the GPU is.
+    #[must_use]
+    pub fn properties(&self) -> &DeviceProperties {
+        &self.inner.properties
+    }
+
+    /// The stream.
+    #[must_use]
+    pub fn stream(&self) -> &Arc<CudaStream> {
+        &self.inner.stream
+    }
+
+    /// The context.
+    #[must_use]
+    pub fn context(&self) -> &Arc<CudaContext> {
+        &self.inner.context
+    }
+
+    /// Whether two handles work on one stream, so that work on them is ordered.
+    #[must_use]
+    pub fn is_same_stream(&self, other: &Self) -> bool {
+        self.cu_stream() == other.cu_stream()
+    }
+
+    /// Bytes of memory that are free now.
+    ///
+    /// # Errors
+    /// [`DeviceError::Driver`].
+    pub fn free_bytes(&self) -> Result<u64, DeviceError> {
+        self.bind()?;
+        let info = self.inner.context.mem_get_info();
+        info.map(|(free, _)| free as u64).map_err(|e| failed("asking for free memory", e))
+    }
+
+    /// Waits until all work given so far is done.
+    ///
+    /// # Errors
+    /// [`DeviceError::Trapped`] where a checked kernel stopped, [`DeviceError::Lost`] where work failed otherwise.
+    pub fn synchronize(&self) -> Result<(), DeviceError> {
+        self.bind()?;
+        // SAFETY: the stream lives as long as this handle.
+        let result = unsafe { sys::cuStreamSynchronize(self.cu_stream()) };
+        let waited = check("waiting for the stream", result);
+        waited.map_err(|error| self.trap_report().map_or(error, |report| DeviceError::Trapped { report }))
+    }
+
+    /// Where checked kernels of this device leave their record, as the device sees it.
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfMemory`].
+    pub fn trap_address(&self) -> Result<u64, DeviceError> {
+        let mut trap = self.inner.trap.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(pinned) = &*trap {
+            return pinned.device_address();
+        }
+        let mut pinned = Pinned::new(self, size_of::<TrapRecord>(), "the record of checked kernels")?;
+        pinned.bytes_mut().fill(0);
+        let address = pinned.device_address();
+        *trap = Some(pinned);
+        address
+    }
+
+    /// What a checked kernel of this device found, if one did.
+    #[must_use]
+    pub fn trap_report(&self) -> Option<TrapReport> {
+        let trap = self.inner.trap.lock().unwrap_or_else(PoisonError::into_inner);
+        let bytes = trap.as_ref()?.bytes();
+        TrapReport::of(bytemuck::pod_read_unaligned(bytes))
+    }
+
+    /// The loaded module of a source; loads it where this is its first use.
+    pub(super) fn module(&self, source: &ModuleSource) -> Result<Arc<Module>, DeviceError> {
+        let mut modules = self.inner.modules.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(module) = modules.get(source.name) {
+            return Ok(Arc::clone(module));
+        }
+        let module = Arc::new(Module::load(self, source)?);
+        modules.insert(source.name, Arc::clone(&module));
+        Ok(module)
+    }
+
+    /// Makes the context current on this thread.
+    pub(super) fn bind(&self) -> Result<(), DeviceError> {
+        self.inner.context.bind_to_thread().map_err(|e| failed("binding the context", e))
+    }
+
+    pub(super) fn cu_stream(&self) -> sys::CUstream {
+        self.inner.stream.cu_stream()
+    }
+
+    /// Starts a measurement of time on the stream.
+    ///
+    /// # Errors
+    /// [`DeviceError::Driver`].
+    pub fn start_timer(&self) -> Result<Timer, DeviceError> {
+        let begin = self.timing_event()?;
+        begin.record(&self.inner.stream).map_err(|e| failed("recording an event", e))?;
+        Ok(Timer { begin, device: self.clone() })
+    }
+
+    fn timing_event(&self) -> Result<CudaEvent, DeviceError> {
+        let flags = sys::CUevent_flags::CU_EVENT_DEFAULT;
+        self.inner.context.new_event(Some(flags)).map_err(|e| failed("making an event", e))
+    }
+}
+
+/// A measurement of time on a device's stream.
+#[derive(Debug)]
+pub struct Timer {
+    begin: CudaEvent,
+    device: Device,
+}
+
+impl Timer {
+    /// Ends it, waits, and returns the milliseconds between the work given before and after.
+    ///
+    /// # Errors
+    /// [`DeviceError::Driver`], and as [`Device::synchronize`].
+    pub fn stop(self) -> Result<f64, DeviceError> {
+        let end = self.device.timing_event()?;
+        end.record(self.device.stream()).map_err(|e| failed("recording an event", e))?;
+        self.device.synchronize()?;
+        self.begin.elapsed_ms(&end).map(f64::from).map_err(|e| failed("reading the time", e))
+    }
+}
+
+fn properties(context: &Arc<CudaContext>) -> Result<DeviceProperties, DeviceError> {
+    use sys::CUdevice_attribute_enum as A;
+    let attribute = |which| context.attribute(which).map_err(|e| failed("asking what the GPU is", e));
+    let count = |which| attribute(which).map(|n| u32::try_from(n).unwrap_or(0));
+    Ok(DeviceProperties {
+        ordinal: context.ordinal(),
+        name: context.name().map_err(|e| failed("asking for the GPU's name", e))?,
+        capability: (
+            attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+            attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+        ),
+        num_sms: count(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+        max_shared_bytes: count(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+        memory_bytes: context.total_mem().map_err(|e| failed("asking for the GPU's memory", e))? as u64,
+        l2_bytes: count(A::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?.into(),
+    })
+}

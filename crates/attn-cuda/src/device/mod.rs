@@ -1,0 +1,32 @@
+//! The driver, without a toolkit: probe, context, stream, memory, modules, launches, graphs.
+//!
+//! Reading order: `probe` (is there a driver), `context` ([`Device`]: context, stream, what the GPU is), `buffer` and
+//! `staging` (memory), `view` (tensors in it, ours or another library's), `module` and `launch` (kernels), `graph`.
+//!
+//! All unsafe code of the crate that is not a kernel launch is here. Two rules make it sound. *One stream*: all work
+//! that one [`Device`] is given goes to its one stream, in order, so memory that is freed after a launch is freed after
+//! the kernel. *Owners wait*: pinned memory and graphs know the event or stream that uses them and wait when dropped.
+
+mod buffer;
+mod context;
+mod error;
+mod graph;
+mod launch;
+mod module;
+mod probe;
+mod staging;
+mod tensor_map;
+mod trap;
+mod view;
+
+pub use buffer::DeviceBuffer;
+pub use context::{Device, DeviceProperties, Timer};
+pub use error::{DeviceError, DriverCode, LoadFailure};
+pub use graph::{Captured, Graph};
+pub use launch::{Kernel, KernelParams, LaunchShape};
+pub use module::{Image, ImageKind, ModuleSource, candidates};
+pub use probe::{Driver, LIBRARY_NAMES, MIN_CUDA_VERSION, MIN_DRIVER_BRANCH, probe, probe_libraries};
+pub use staging::{Pinned, Staging};
+pub use tensor_map::{TensorMap, TensorMapSpec};
+pub use trap::{TrapRecord, TrapReport};
+pub use view::{CudaKv, CudaKvError, CudaLseMut, CudaTensor, CudaTensorMut};

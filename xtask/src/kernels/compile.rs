@@ -1,0 +1,240 @@
+//! Runs the compiler and reads what it says. Spills, serialised matrix products and code whose names depend on where
+//! it was compiled are errors.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use super::SOURCES;
+use super::image::{Built, Kind, Target, Usage, targets};
+use super::source::{self, Unit};
+use super::toolkit::{Toolkit, VERSION};
+use crate::workspace::Workspace;
+
+/// Entry points that may spill: name, reason.
+const SPILLS_ALLOWED: &[(&str, &str)] = &[];
+
+/// Where intermediate files go.
+const SCRATCH: &str = ".cache/kernels";
+
+/// Builds every image of every file, on as many threads as there are processors.
+pub(super) fn all(workspace: &Workspace, toolkit: &Toolkit, units: &[Unit]) -> Result<Vec<Built>> {
+    let scratch = workspace.path(SCRATCH);
+    fs::create_dir_all(&scratch).with_context(|| format!("cannot create {}", scratch.display()))?;
+    let jobs: Vec<(&Unit, Target)> =
+        units.iter().flat_map(|unit| targets(unit).into_iter().map(move |target| (unit, target))).collect();
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut done = Vec::new();
+        while let Some((unit, target)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+            done.push(one(workspace, toolkit, unit, target, &scratch));
+        }
+        done
+    };
+    let num_threads = thread::available_parallelism().map_or(1, usize::from);
+    let built = thread::scope(|scope| {
+        let threads: Vec<_> = (0..num_threads).map(|_| scope.spawn(work)).collect();
+        threads.into_iter().flat_map(|t| t.join().expect("a compilation does not panic")).collect::<Result<Vec<_>>>()
+    });
+    let mut built = built?;
+    built.sort_by(|a, b| a.target.cmp(&b.target));
+    Ok(built)
+}
+
+fn one(workspace: &Workspace, toolkit: &Toolkit, unit: &Unit, target: &Target, scratch: &Path) -> Result<Built> {
+    let name = target.file_name();
+    let kept = Kept::of(workspace, target, scratch)?;
+    if let Some((bytes, said)) = kept.load() {
+        let usage = usage(&said);
+        judge(unit, target, &usage, &said)?;
+        return Ok(Built { target: target.clone(), bytes, usage });
+    }
+    eprintln!("compiling {name}");
+    let out = scratch.join(&name);
+    let source = format!("{}.cu", unit.stem);
+    let mut command = toolkit.command("nvcc");
+    // Relative names: what the compiler remembers of them is the same everywhere.
+    command.current_dir(workspace.path(SOURCES)).args(target.flags()).args(["-I.", "-Xptxas=-v"]);
+    let output = command.arg(&source).arg("-o").arg(&out).output().context("cannot start nvcc")?;
+    let mut said = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(output.status.success(), "compiling {source} for {} failed:\n{said}", target.sm());
+    let mut bytes = fs::read(&out).with_context(|| format!("cannot read {}", out.display()))?;
+    if target.kind == Kind::Ptx {
+        let text = String::from_utf8(bytes).context("PTX is text")?;
+        bytes = lower(&text, target.ptx_version()).with_context(|| format!("in {name}"))?.into_bytes();
+        fs::write(&out, &bytes).with_context(|| format!("cannot write {}", out.display()))?;
+        said.push_str(&assemble(toolkit, target, &out)?);
+    }
+    kept.store(&bytes, &said)?;
+    let usage = usage(&said);
+    judge(unit, target, &usage, &said)?;
+    Ok(Built { target: target.clone(), bytes, usage })
+}
+
+/// What an earlier build of the same sources with the same compiler and flags gave.
+struct Kept {
+    image: PathBuf,
+    report: PathBuf,
+}
+
+impl Kept {
+    fn of(workspace: &Workspace, target: &Target, scratch: &Path) -> Result<Self> {
+        let inputs = source::hash_of_unit(&workspace.path(SOURCES), &target.stem)?;
+        let key = source::hash_of(format!("{VERSION} {} {inputs}", target.flags().join(" ")).as_bytes());
+        let image = scratch.join(format!("{}.{}", target.file_name(), &key[..16]));
+        Ok(Self { report: image.with_extension(format!("{}.report", &key[..16])), image })
+    }
+
+    fn load(&self) -> Option<(Vec<u8>, String)> {
+        Some((fs::read(&self.image).ok()?, fs::read_to_string(&self.report).ok()?))
+    }
+
+    /// The report last: without it the image does not count.
+    fn store(&self, bytes: &[u8], said: &str) -> Result<()> {
+        fs::write(&self.image, bytes).with_context(|| format!("cannot write {}", self.image.display()))?;
+        fs::write(&self.report, said).with_context(|| format!("cannot write {}", self.report.display()))
+    }
+}
+
+/// Assembles lowered text, which proves that the older version knows its instructions.
+fn assemble(toolkit: &Toolkit, target: &Target, text: &Path) -> Result<String> {
+    let mut command = toolkit.command("ptxas");
+    command.arg("-v").arg(format!("-arch={}", target.sm())).arg(text).arg("-o").arg(text.with_extension("proof"));
+    let output = command.output().context("cannot start ptxas")?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let version = target.ptx_version();
+    ensure!(output.status.success(), "{} does not assemble as PTX {version}:\n{said}", target.file_name());
+    Ok(said)
+}
+
+/// The text with an older version in its head, without comments and needless blanks.
+fn lower(text: &str, version: &str) -> Result<String> {
+    ensure!(!text.contains("_INTERNAL_"), "a name that depends on where it was compiled: make it __forceinline__");
+    let mut lowered = String::with_capacity(text.len());
+    let mut num_versions = 0;
+    for line in text.lines() {
+        let line = line.split("//").next().unwrap_or_default();
+        let words: Vec<&str> = line.split_whitespace().collect();
+        match words[..] {
+            [] => continue,
+            [".version", _] => {
+                num_versions += 1;
+                lowered.push_str(".version ");
+                lowered.push_str(version);
+            }
+            _ => lowered.push_str(&words.join(" ")),
+        }
+        lowered.push('\n');
+    }
+    ensure!(num_versions == 1, "{num_versions} lines .version");
+    Ok(lowered)
+}
+
+/// Reads the assembler's report: a line that names an entry point, then lines about it.
+fn usage(said: &str) -> BTreeMap<String, Usage> {
+    let mut all: BTreeMap<String, Usage> = BTreeMap::new();
+    let mut current = String::new();
+    for line in said.lines() {
+        if let Some(rest) = line.split("Compiling entry function '").nth(1) {
+            current = rest.split('\'').next().unwrap_or_default().to_owned();
+            all.entry(current.clone()).or_default();
+        }
+        let Some(usage) = all.get_mut(&current) else { continue };
+        let mut words = line.split([' ', ',']).filter(|word| !word.is_empty()).peekable();
+        while let Some(word) = words.next() {
+            let Ok(number) = word.parse::<u32>() else { continue };
+            let mut rest = words.clone();
+            match [rest.next(), rest.next(), rest.next()] {
+                [Some("registers"), ..] => usage.registers = number,
+                [Some("bytes"), Some("smem"), _] => usage.shared_bytes = number,
+                [Some("bytes"), Some("stack"), _] => usage.stack_bytes = number,
+                [Some("bytes"), Some("spill"), Some("stores")] => usage.spill_store_bytes = number,
+                [Some("bytes"), Some("spill"), Some("loads")] => usage.spill_load_bytes = number,
+                _ => {}
+            }
+        }
+    }
+    all
+}
+
+/// Fails for what must not ship.
+fn judge(unit: &Unit, target: &Target, usage: &BTreeMap<String, Usage>, said: &str) -> Result<()> {
+    let name = target.file_name();
+    if let Some(line) = said.lines().find(|line| line.contains("wgmma") && line.contains("serialized")) {
+        bail!("{name}: {line}");
+    }
+    for entry in &unit.entries {
+        let Some(usage) = usage.get(&entry.name) else { bail!("{name} has no entry point {}", entry.name) };
+        let spills = usage.spill_store_bytes + usage.spill_load_bytes > 0;
+        let is_allowed = target.is_checked || SPILLS_ALLOWED.iter().any(|(allowed, _)| *allowed == entry.name);
+        ensure!(!spills || is_allowed, "{name}: {} spills registers: {usage:?}", entry.name);
+    }
+    let unlisted = usage.keys().find(|name| unit.entries.iter().all(|entry| entry.name != **name));
+    ensure!(unlisted.is_none(), "{name} has an entry point that no list names: {unlisted:?}");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SAID: &str = "ptxas info    : Compiling entry function 'k1' for 'sm_90a'\n\
+        ptxas info    : Function properties for k1\n    8 bytes stack frame, 4 bytes spill stores, 12 bytes spill loads\n\
+        ptxas info    : Used 168 registers, used 1 barriers, 1024 bytes smem, 400 bytes cmem[0]\n\
+        ptxas info    : Compiling entry function 'k2' for 'sm_90a'\n\
+        ptxas info    : Used 10 registers, used 0 barriers\n";
+
+    #[test]
+    fn the_report_is_read() {
+        let usage = usage(SAID);
+        let k1 = Usage {
+            registers: 168,
+            spill_store_bytes: 4,
+            spill_load_bytes: 12,
+            stack_bytes: 8,
+            shared_bytes: 1024,
+        };
+        assert_eq!(usage["k1"], k1);
+        assert_eq!(usage["k2"], Usage { registers: 10, ..Usage::default() });
+    }
+
+    #[test]
+    fn spills_and_serialised_products_fail() {
+        let text = "KERNEL(k1, bf16, bf16, 64, 64, 0, 128, 0, 1, 16)";
+        let entry = |name: &str| super::super::source::Entry {
+            name: name.to_owned(),
+            q_dtype: String::new(),
+            kv_dtype: String::new(),
+            head_dim_qk: 1,
+            head_dim_vo: 1,
+            is_general: false,
+            threads: 1,
+            shared_bytes: 0,
+            blocks_per_sm: 1,
+            rows: 1,
+        };
+        assert!(text.contains("k1"));
+        let unit = |names: &[&str]| Unit { stem: "x".to_owned(), entries: names.iter().map(|n| entry(n)).collect() };
+        let plain = &targets(&unit(&["k1"]))[0].clone();
+        let spill = judge(&unit(&["k1", "k2"]), plain, &usage(SAID), SAID).unwrap_err();
+        assert!(spill.to_string().contains("k1 spills"), "{spill}");
+        let clean = SAID.replace("4 bytes spill", "0 bytes spill").replace("12 bytes spill", "0 bytes spill");
+        assert!(judge(&unit(&["k1", "k2"]), plain, &usage(&clean), &clean).is_ok());
+        assert!(judge(&unit(&["k1"]), plain, &usage(&clean), &clean).is_err(), "k2 is not listed");
+        assert!(judge(&unit(&["k1", "k2", "k3"]), plain, &usage(&clean), &clean).is_err(), "k3 is missing");
+        let serial = format!("{clean}Potential Performance Loss: wgmma.mma_async instructions are serialized due to x\n");
+        assert!(judge(&unit(&["k1", "k2"]), plain, &usage(&clean), &serial).is_err());
+    }
+
+    #[test]
+    fn text_is_lowered_and_cleaned() {
+        let text = "//\n// made by\n.version 9.0\n.target sm_80\n\n\tmov.u32 \t%r1, %r2; // x\n";
+        assert_eq!(lower(text, "7.4").unwrap(), ".version 7.4\n.target sm_80\nmov.u32 %r1, %r2;\n");
+        assert!(lower("a _ZN28_INTERNAL_1 b\n.version 9.0\n", "7.4").is_err());
+        assert!(lower("no head\n", "7.4").is_err());
+    }
+}
