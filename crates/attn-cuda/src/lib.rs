@@ -10,10 +10,25 @@
 #[allow(unsafe_code, reason = "calls of the driver")]
 pub mod device;
 
+#[allow(unsafe_code, reason = "kernel launches")]
+mod launches;
 #[allow(unsafe_code, reason = "the promise that structs have the kernels' layout")]
 mod params;
+
+mod backend;
+mod entry;
+mod images;
+mod kernel_set;
+mod mirror;
+mod on_host;
+mod policy;
 mod space;
+mod step;
+mod tables;
 
 pub use cudarc;
 
+pub use backend::{CudaBackend, entry, plain_entry};
+pub use entry::image_choices;
+pub use on_host::{CudaOnHost, host_entry, host_plain_entry};
 pub use space::{Cuda, CudaDevice};

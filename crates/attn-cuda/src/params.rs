@@ -12,12 +12,24 @@ type Field = (&'static str, &'static str, usize);
 
 /// A C type of the header and its twin.
 macro_rules! c_type {
-    (ptr) => { u64 };
-    (i64) => { i64 };
-    (i32) => { i32 };
-    (u32) => { u32 };
-    (f32) => { f32 };
-    (reserved3) => { [i32; 3] };
+    (ptr) => {
+        u64
+    };
+    (i64) => {
+        i64
+    };
+    (i32) => {
+        i32
+    };
+    (u32) => {
+        u32
+    };
+    (f32) => {
+        f32
+    };
+    (reserved3) => {
+        [i32; 3]
+    };
 }
 
 macro_rules! twins {

@@ -66,6 +66,14 @@ pub enum PrepareError {
         /// Bytes needed.
         bytes: u64,
     },
+    /// The environment failed.
+    #[error("backend {backend} cannot take the batch: {why}")]
+    Environment {
+        /// The backend.
+        backend: &'static str,
+        /// What failed.
+        why: String,
+    },
     /// The batch was built for another page size.
     #[error("the batch has pages of {got} tokens, the model has pages of {expected}")]
     PageSize {

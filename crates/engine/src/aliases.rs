@@ -1,7 +1,7 @@
 //! Names by which SGLang's users know attention backends, and what they stand for here.
 //!
-//! A name of something that runs on the processor stands for our CPU backend. Names of GPU kernels have no counterpart
-//! in a build without a GPU backend, and are refused with the reason: nobody asks for them to get a slow answer.
+//! A name of something that runs on the processor stands for our CPU backend, one of something on an NVIDIA GPU for the
+//! CUDA backend. In a build without it, such a name is refused with the reason: nobody asks for it to get a slow answer.
 
 use attn_metadata::Alias;
 
@@ -9,26 +9,29 @@ const fn alias(name: &'static str, target: Option<&'static str>, note: &'static 
     Alias { name, target, note }
 }
 
+/// What stands for kernels on NVIDIA GPUs.
+const CUDA: Option<&str> = if cfg!(feature = "cuda") { Some("cuda") } else { None };
+
 /// SGLang's list of names, in its order.
 pub const SGLANG: &[Alias] = &[
-    alias("triton", None, "it needs an NVIDIA or AMD GPU, and this build has host backends only"),
+    alias("triton", CUDA, "attention kernels for GPUs written in Triton; the CUDA backend has their features and more"),
     alias("torch_native", Some("cpu"), "PyTorch's own attention; the CPU backend has its features and more"),
     alias("flex_attention", Some("cpu"), "PyTorch's attention with score hooks; masks, softcap and ALiBi are built in"),
     alias("nsa", None, "token-sparse MLA on NVIDIA GPUs; there is no sparse MLA backend in this build"),
     alias("dsa", None, "token-sparse MLA on NVIDIA GPUs; there is no sparse MLA backend in this build"),
     alias("cutlass_mla", None, "MLA decode on Blackwell GPUs; there is no MLA backend in this build"),
-    alias("fa3", None, "FlashAttention-3 needs a Hopper GPU, and this build has host backends only"),
-    alias("fa4", None, "FlashAttention-4 needs a Hopper or Blackwell GPU, and this build has host backends only"),
-    alias("flashinfer", None, "it needs an NVIDIA GPU, and this build has host backends only"),
+    alias("fa3", CUDA, "FlashAttention-3 for Hopper GPUs; the CUDA backend has its features and more"),
+    alias("fa4", CUDA, "FlashAttention-4 for Hopper and Blackwell GPUs; the CUDA backend has its features and more"),
+    alias("flashinfer", CUDA, "kernels for NVIDIA GPUs; the CUDA backend has their features and more"),
     alias("flashmla", None, "MLA on NVIDIA GPUs; there is no MLA backend in this build"),
     alias("trtllm_mla", None, "MLA on Blackwell GPUs; there is no MLA backend in this build"),
-    alias("trtllm_mha", None, "it needs a Blackwell GPU, and this build has host backends only"),
+    alias("trtllm_mha", CUDA, "attention for Blackwell GPUs; the CUDA backend runs on them too"),
     alias("dual_chunk_flash_attn", None, "dual-chunk attention is not a feature of any backend here"),
-    alias("aiter", None, "it needs an AMD GPU, and this build has host backends only"),
-    alias("wave", None, "it needs an AMD GPU, and this build has host backends only"),
+    alias("aiter", None, "it needs an AMD GPU, and there is no backend for one here"),
+    alias("wave", None, "it needs an AMD GPU, and there is no backend for one here"),
     alias("intel_amx", Some("cpu"), "Intel's CPU kernels; the CPU backend uses AVX-512 or AVX2 where there is no more"),
-    alias("intel_xpu", None, "it needs an Intel GPU, and this build has host backends only"),
-    alias("ascend", None, "it needs an Ascend NPU, and this build has host backends only"),
+    alias("intel_xpu", None, "it needs an Intel GPU, and there is no backend for one here"),
+    alias("ascend", None, "it needs an Ascend NPU, and there is no backend for one here"),
     alias("hybrid_linear_attn", None, "linear attention is not a feature of any backend here"),
 ];
 
@@ -65,6 +68,10 @@ mod tests {
                 }
                 Err(SelectError::NoCounterpart { why, known, .. }) => {
                     assert!(alias.target.is_none() && why == alias.note && known.contains(&"cpu"));
+                }
+                // Where there is no GPU, the backend that was found says what is missing.
+                Err(SelectError::Unsupported { name, reasons }) => {
+                    assert!(alias.target == Some(name) && name == "cuda" && !reasons.is_empty());
                 }
                 Err(error) => panic!("{}: {error}", alias.name),
             }

@@ -11,13 +11,24 @@ use crate::aliases;
 const ROWS: &[fn() -> BackendEntry<Host>] = &[
     attn_reference::cpu::entry,
     attn_reference::oracle::entry,
+    #[cfg(feature = "cuda")]
+    attn_cuda::host_entry,
+    #[cfg(feature = "cuda")]
+    attn_cuda::host_plain_entry,
     // new backends: one row each, above this line
 ];
 
-/// The backends that run in main memory.
+/// The backends for tensors in main memory.
 #[must_use]
 pub fn host_registry() -> Registry<Host> {
     Registry::new(ROWS.iter().map(|row| row()).collect()).with_aliases(aliases::SGLANG)
+}
+
+/// The backends that run in the memory of an NVIDIA GPU.
+#[cfg(feature = "cuda")]
+#[must_use]
+pub fn cuda_registry() -> Registry<attn_cuda::Cuda> {
+    Registry::new(vec![attn_cuda::entry(), attn_cuda::plain_entry()])
 }
 
 /// Chooses and makes a backend: `choice` is a name, a pair `"prefill,decode"` or `"auto"`.

@@ -1,6 +1,6 @@
 //! What this machine offers: system, processor, memory, driver, and which backends can be used.
 //!
-//! Nothing is loaded and nothing is started: the NVIDIA driver is looked for as a file.
+//! No context is opened and nothing is allocated: the NVIDIA driver is asked what it is and which GPUs it shows.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -50,10 +50,27 @@ pub struct Findings {
     pub available_memory_bytes: u64,
     /// Where the NVIDIA driver's library lies.
     pub nvidia_driver: Option<PathBuf>,
-    /// What that means.
+    /// What the driver says, or what is missing and what to do.
     pub nvidia: String,
+    /// GPUs that the driver shows.
+    pub gpus: Vec<GpuFinding>,
     /// Each backend.
     pub backends: Vec<BackendFinding>,
+}
+
+/// A GPU and the kernels that it would run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct GpuFinding {
+    /// Its name.
+    pub name: String,
+    /// Compute capability, `9.0`.
+    pub capability: String,
+    /// Memory.
+    pub memory_bytes: u64,
+    /// Streaming multiprocessors.
+    pub num_sms: u32,
+    /// For each module of kernels: the image that it would load, or why none.
+    pub kernels: Vec<String>,
 }
 
 /// A backend and whether it can be used here.
@@ -72,10 +89,7 @@ impl Findings {
     #[must_use]
     pub fn of_this_machine() -> Self {
         let nvidia_driver = find_library(DRIVER, &loader_dirs());
-        let nvidia = match &nvidia_driver {
-            Some(path) => format!("driver found at {}, but this build has no CUDA backend yet", path.display()),
-            None => format!("no driver ({DRIVER} is not in the loader's paths); this build has no CUDA backend yet"),
-        };
+        let (nvidia, gpus) = nvidia();
         let threads = thread::available_parallelism().map_or(1, usize::from);
         let rows = capability_rows(&host_registry(), &HostDevice::default());
         let backends = rows.into_iter().map(|row| BackendFinding {
@@ -94,6 +108,7 @@ impl Findings {
             available_memory_bytes: available_memory_bytes(),
             nvidia_driver,
             nvidia,
+            gpus,
             backends: backends.collect(),
         }
     }
@@ -114,11 +129,52 @@ impl Findings {
         push("threads", self.threads.to_string());
         push("memory", format!("{}, {} free", gib(self.memory_bytes), gib(self.available_memory_bytes)));
         push("NVIDIA", self.nvidia.clone());
+        for (index, gpu) in self.gpus.iter().enumerate() {
+            let GpuFinding { name, capability, memory_bytes, num_sms, kernels } = gpu;
+            let memory = gib(*memory_bytes);
+            push(&format!("GPU {index}"), format!("{name}, capability {capability}, {memory}, {num_sms} SMs"));
+            kernels.iter().for_each(|kernel| push(&format!("GPU {index} kernels"), kernel.clone()));
+        }
         for BackendFinding { name, usable, note } in &self.backends {
             push(&format!("backend {name}"), format!("{}: {note}", if *usable { "usable" } else { "not usable" }));
         }
         table
     }
+}
+
+/// What the driver says, and its GPUs.
+#[cfg(feature = "cuda")]
+fn nvidia() -> (String, Vec<GpuFinding>) {
+    use attn_cuda::device::{DeviceProperties, devices, probe};
+
+    let gpu = |gpu: DeviceProperties| {
+        let (major, minor) = gpu.capability;
+        let choice = |(module, image): (&str, Option<&str>)| match image {
+            Some(image) => format!("{module}: {image}"),
+            None => format!("{module}: no image runs on capability {major}.{minor}"),
+        };
+        GpuFinding {
+            name: gpu.name,
+            capability: format!("{major}.{minor}"),
+            memory_bytes: gpu.memory_bytes,
+            num_sms: gpu.num_sms,
+            kernels: attn_cuda::image_choices(gpu.capability).into_iter().map(choice).collect(),
+        }
+    };
+    let found = probe().and_then(|driver| Ok((driver, devices()?)));
+    match found {
+        Ok((driver, gpus)) => {
+            let (major, minor) = (driver.cuda_version / 1000, driver.cuda_version % 1000 / 10);
+            let text = format!("driver for CUDA {major}.{minor}, {} GPU(s)", driver.num_devices);
+            (text, gpus.into_iter().map(gpu).collect())
+        }
+        Err(error) => (error.to_string(), Vec::new()),
+    }
+}
+
+#[cfg(not(feature = "cuda"))]
+fn nvidia() -> (String, Vec<GpuFinding>) {
+    ("this build has no CUDA backend (feature cuda)".to_owned(), Vec::new())
 }
 
 /// `release` or `debug`.

@@ -48,31 +48,44 @@ pub(super) fn all(workspace: &Workspace, toolkit: &Toolkit, units: &[Unit]) -> R
 fn one(workspace: &Workspace, toolkit: &Toolkit, unit: &Unit, target: &Target, scratch: &Path) -> Result<Built> {
     let name = target.file_name();
     let kept = Kept::of(workspace, target, scratch)?;
-    if let Some((bytes, said)) = kept.load() {
-        let usage = usage(&said);
-        judge(unit, target, &usage, &said)?;
-        return Ok(Built { target: target.clone(), bytes, usage });
+    let (mut bytes, mut said) = match kept.load() {
+        Some(found) => found,
+        None => {
+            eprintln!("compiling {name}");
+            compile(workspace, toolkit, unit, target, &kept)?
+        }
+    };
+    if target.kind == Kind::Ptx {
+        let text = String::from_utf8(bytes).context("PTX is text")?;
+        bytes = lower(&text, target.ptx_version()).with_context(|| format!("in {name}"))?.into_bytes();
+        let lowered = scratch.join(&name);
+        fs::write(&lowered, &bytes).with_context(|| format!("cannot write {}", lowered.display()))?;
+        said.push_str(&assemble(toolkit, target, &lowered)?);
     }
-    eprintln!("compiling {name}");
-    let out = scratch.join(&name);
+    let usage = usage(&said);
+    judge(unit, target, &usage, &said)?;
+    Ok(Built { target: target.clone(), bytes, usage })
+}
+
+/// Runs nvcc; returns what it wrote and what it said.
+fn compile(
+    workspace: &Workspace,
+    toolkit: &Toolkit,
+    unit: &Unit,
+    target: &Target,
+    kept: &Kept,
+) -> Result<(Vec<u8>, String)> {
     let source = format!("{}.cu", unit.stem);
     let mut command = toolkit.command("nvcc");
     // Relative names: what the compiler remembers of them is the same everywhere.
     command.current_dir(workspace.path(SOURCES)).args(target.flags()).args(["-I.", "-Xptxas=-v"]);
-    let output = command.arg(&source).arg("-o").arg(&out).output().context("cannot start nvcc")?;
-    let mut said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let output = command.arg(&source).arg("-o").arg(&kept.image).output().context("cannot start nvcc")?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
     ensure!(output.status.success(), "compiling {source} for {} failed:\n{said}", target.sm());
-    let mut bytes = fs::read(&out).with_context(|| format!("cannot read {}", out.display()))?;
-    if target.kind == Kind::Ptx {
-        let text = String::from_utf8(bytes).context("PTX is text")?;
-        bytes = lower(&text, target.ptx_version()).with_context(|| format!("in {name}"))?.into_bytes();
-        fs::write(&out, &bytes).with_context(|| format!("cannot write {}", out.display()))?;
-        said.push_str(&assemble(toolkit, target, &out)?);
-    }
-    kept.store(&bytes, &said)?;
-    let usage = usage(&said);
-    judge(unit, target, &usage, &said)?;
-    Ok(Built { target: target.clone(), bytes, usage })
+    let bytes = fs::read(&kept.image).with_context(|| format!("cannot read {}", kept.image.display()))?;
+    // The report last: without it the image does not count.
+    fs::write(&kept.report, &said).with_context(|| format!("cannot write {}", kept.report.display()))?;
+    Ok((bytes, said))
 }
 
 /// What an earlier build of the same sources with the same compiler and flags gave.
@@ -92,12 +105,6 @@ impl Kept {
     fn load(&self) -> Option<(Vec<u8>, String)> {
         Some((fs::read(&self.image).ok()?, fs::read_to_string(&self.report).ok()?))
     }
-
-    /// The report last: without it the image does not count.
-    fn store(&self, bytes: &[u8], said: &str) -> Result<()> {
-        fs::write(&self.image, bytes).with_context(|| format!("cannot write {}", self.image.display()))?;
-        fs::write(&self.report, said).with_context(|| format!("cannot write {}", self.report.display()))
-    }
 }
 
 /// Assembles lowered text, which proves that the older version knows its instructions.
@@ -113,14 +120,15 @@ fn assemble(toolkit: &Toolkit, target: &Target, text: &Path) -> Result<String> {
 
 /// The text with an older version in its head, without comments and needless blanks.
 fn lower(text: &str, version: &str) -> Result<String> {
-    ensure!(!text.contains("_INTERNAL_"), "a name that depends on where it was compiled: make it __forceinline__");
+    let text = &without_path_hashes(text)?;
     let mut lowered = String::with_capacity(text.len());
     let mut num_versions = 0;
     for line in text.lines() {
         let line = line.split("//").next().unwrap_or_default();
         let words: Vec<&str> = line.split_whitespace().collect();
         match words[..] {
-            [] => continue,
+            // The pragma tells a newer assembler what is read of a load; older ones do not know it.
+            [] | [".pragma", "\"used_bytes_mask", ..] => continue,
             [".version", _] => {
                 num_versions += 1;
                 lowered.push_str(".version ");
@@ -132,6 +140,17 @@ fn lower(text: &str, version: &str) -> Result<String> {
     }
     ensure!(num_versions == 1, "{num_versions} lines .version");
     Ok(lowered)
+}
+
+/// Names with internal linkage hold two hashes of where their file lies: `_INTERNAL_<hash>_<n>_<file>_cu_<hash>`. All
+/// files have their own module, so zeros are as good.
+fn without_path_hashes(text: &str) -> Result<String> {
+    let Some((_, rest)) = text.split_once("_INTERNAL_") else { return Ok(text.to_owned()) };
+    let is_hash = |hash: &&str| hash.len() == 8 && hash.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let first = rest.get(..8).filter(is_hash).context("a name with internal linkage has no hash")?;
+    let second = rest.split_once("_cu_").and_then(|(_, rest)| rest.get(..8)).filter(is_hash);
+    let second = second.context("a name with internal linkage has no second hash")?;
+    Ok(text.replace(first, "00000000").replace(second, "00000000"))
 }
 
 /// Reads the assembler's report: a line that names an entry point, then lines about it.
@@ -191,20 +210,14 @@ mod tests {
     #[test]
     fn the_report_is_read() {
         let usage = usage(SAID);
-        let k1 = Usage {
-            registers: 168,
-            spill_store_bytes: 4,
-            spill_load_bytes: 12,
-            stack_bytes: 8,
-            shared_bytes: 1024,
-        };
+        let k1 =
+            Usage { registers: 168, spill_store_bytes: 4, spill_load_bytes: 12, stack_bytes: 8, shared_bytes: 1024 };
         assert_eq!(usage["k1"], k1);
         assert_eq!(usage["k2"], Usage { registers: 10, ..Usage::default() });
     }
 
     #[test]
     fn spills_and_serialised_products_fail() {
-        let text = "KERNEL(k1, bf16, bf16, 64, 64, 0, 128, 0, 1, 16)";
         let entry = |name: &str| super::super::source::Entry {
             name: name.to_owned(),
             q_dtype: String::new(),
@@ -217,7 +230,6 @@ mod tests {
             blocks_per_sm: 1,
             rows: 1,
         };
-        assert!(text.contains("k1"));
         let unit = |names: &[&str]| Unit { stem: "x".to_owned(), entries: names.iter().map(|n| entry(n)).collect() };
         let plain = &targets(&unit(&["k1"]))[0].clone();
         let spill = judge(&unit(&["k1", "k2"]), plain, &usage(SAID), SAID).unwrap_err();
@@ -226,14 +238,19 @@ mod tests {
         assert!(judge(&unit(&["k1", "k2"]), plain, &usage(&clean), &clean).is_ok());
         assert!(judge(&unit(&["k1"]), plain, &usage(&clean), &clean).is_err(), "k2 is not listed");
         assert!(judge(&unit(&["k1", "k2", "k3"]), plain, &usage(&clean), &clean).is_err(), "k3 is missing");
-        let serial = format!("{clean}Potential Performance Loss: wgmma.mma_async instructions are serialized due to x\n");
+        let serial =
+            format!("{clean}Potential Performance Loss: wgmma.mma_async instructions are serialized due to x\n");
         assert!(judge(&unit(&["k1", "k2"]), plain, &usage(&clean), &serial).is_err());
     }
 
     #[test]
     fn text_is_lowered_and_cleaned() {
         let text = "//\n// made by\n.version 9.0\n.target sm_80\n\n\tmov.u32 \t%r1, %r2; // x\n";
+        let text = &text.replace("\n\n", "\n\t.pragma \"used_bytes_mask 0x3333\";\n");
         assert_eq!(lower(text, "7.4").unwrap(), ".version 7.4\n.target sm_80\nmov.u32 %r1, %r2;\n");
+        let named = ".version 9.0\n48_INTERNAL_c3cbe546_17_x_cu_e297dba250_GLOBAL__N__c3cbe546_17_x_cu_e297dba2E\n";
+        let zeros = "48_INTERNAL_00000000_17_x_cu_0000000050_GLOBAL__N__00000000_17_x_cu_00000000E";
+        assert_eq!(lower(named, "7.4").unwrap(), format!(".version 7.4\n{zeros}\n"));
         assert!(lower("a _ZN28_INTERNAL_1 b\n.version 9.0\n", "7.4").is_err());
         assert!(lower("no head\n", "7.4").is_err());
     }

@@ -30,6 +30,11 @@ impl Target {
         format!("sm_{}{}", self.arch, if self.is_specific { "a" } else { "" })
     }
 
+    /// Name of the compressed file.
+    pub(super) fn packed_name(&self) -> String {
+        self.file_name() + ".br"
+    }
+
     /// `decode.checked.sm_80.ptx`.
     pub(super) fn file_name(&self) -> String {
         let checked = if self.is_checked { ".checked" } else { "" };
@@ -59,13 +64,8 @@ impl Target {
 /// The images of a kernel file: machine code for Hopper, and text for everything from compute capability 8.0 on, plain
 /// and checked. Files for Hopper alone have no text for others.
 pub(super) fn targets(unit: &Unit) -> Vec<Target> {
-    let target = |kind, arch, is_specific, is_checked| Target {
-        stem: unit.stem.clone(),
-        kind,
-        arch,
-        is_specific,
-        is_checked,
-    };
+    let target =
+        |kind, arch, is_specific, is_checked| Target { stem: unit.stem.clone(), kind, arch, is_specific, is_checked };
     let hopper = target(Kind::Cubin, 90, true, false);
     if unit.is_hopper() {
         return vec![hopper, target(Kind::Ptx, 90, true, false), target(Kind::Ptx, 90, true, true)];

@@ -34,7 +34,8 @@ pub(super) fn render(units: &[Unit], built: &[Built], source_hash: &str) -> Resu
             "entries": entries,
         })
     };
-    let modules: Vec<Value> = units.iter().map(|unit| json!({"module": unit.stem, "entries": unit.entries.len()})).collect();
+    let modules: Vec<Value> =
+        units.iter().map(|unit| json!({"module": unit.stem, "entries": unit.entries.len()})).collect();
     let manifest = json!({
         "source_hash": source_hash,
         "compiler": format!("nvcc {VERSION}"),

@@ -61,10 +61,26 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<bool> {
 }
 
 fn files(units: &[Unit], built: &[Built], source_hash: &str) -> Result<Files> {
-    let mut files: Files = built.iter().map(|b| (format!("{IMAGES}/{}", b.target.file_name()), b.bytes.clone())).collect();
+    let mut files: Files = Files::new();
+    for b in built {
+        files.insert(format!("{IMAGES}/{}", b.target.packed_name()), compress(&b.bytes)?);
+    }
     files.insert(format!("{IMAGES}/manifest.json"), manifest::render(units, built, source_hash)?.into_bytes());
     files.insert(TABLE.to_owned(), table::render(units, built).into_bytes());
     Ok(files)
+}
+
+/// Kernels of one file are much alike, over more than the window of most compressors: brotli with its largest window.
+fn compress(bytes: &[u8]) -> Result<Vec<u8>> {
+    let params = brotli::enc::BrotliEncoderParams {
+        quality: 9,
+        lgwin: 24,
+        size_hint: bytes.len(),
+        ..brotli::enc::BrotliEncoderParams::default()
+    };
+    let mut packed = Vec::new();
+    brotli::BrotliCompress(&mut &*bytes, &mut packed, &params).context("cannot compress an image")?;
+    Ok(packed)
 }
 
 fn write(workspace: &Workspace, files: &Files) -> Result<bool> {

@@ -39,12 +39,12 @@ fn module(text: &mut String, unit: &Unit, built: &[Built], is_checked: bool) {
     let _ = writeln!(text, "    name: \"{module}\",\n    images: &[");
     for b in built.iter().filter(|b| b.target.stem == unit.stem && b.target.is_checked == is_checked) {
         let kind = if b.target.kind == Kind::Cubin { "Cubin" } else { "Ptx" };
-        let file = b.target.file_name();
+        let (file, packed) = (b.target.file_name(), b.target.packed_name());
         let (arch, is_specific) = (b.target.arch, b.target.is_specific);
         let _ = writeln!(
             text,
             "        Image {{ name: \"{file}\", kind: ImageKind::{kind}, arch: {arch}, is_specific: {is_specific}, \
-             bytes: include_bytes!(\"../images/{file}\") }},"
+             packed: include_bytes!(\"../images/{packed}\") }},"
         );
     }
     text.push_str("    ],\n};\n");

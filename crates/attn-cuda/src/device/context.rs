@@ -31,6 +31,9 @@ pub struct DeviceProperties {
     pub l2_bytes: u64,
 }
 
+/// Loaded modules by name.
+type Modules = HashMap<&'static str, Arc<Module>>;
+
 /// A GPU's context and the one stream that this handle works on. Cheap to clone; clones share everything.
 ///
 /// Two handles of one GPU have two streams and are not ordered with each other.
@@ -43,7 +46,8 @@ struct Inner {
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
     properties: DeviceProperties,
-    modules: Mutex<HashMap<&'static str, Arc<Module>>>,
+    /// Shared by all handles that were forked from one.
+    modules: Arc<Mutex<Modules>>,
     /// Where checked kernels leave their record; made when first asked for.
     trap: Mutex<Option<Pinned>>,
 }
@@ -81,11 +85,23 @@ impl Device {
     /// As [`probe`](super::probe()), and [`DeviceError::Driver`].
     pub fn on_stream(stream: Arc<CudaStream>) -> Result<Self, DeviceError> {
         probe()?;
-        let context = Arc::clone(stream.context());
-        context.bind_to_thread().map_err(|e| failed("binding the context", e))?;
-        let properties = properties(&context)?;
-        let (modules, trap) = (Mutex::default(), Mutex::default());
-        Ok(Self { inner: Arc::new(Inner { context, stream, properties, modules, trap }) })
+        stream.context().bind_to_thread().map_err(|e| failed("binding the context", e))?;
+        let properties = properties_of(stream.context().ordinal())?;
+        Ok(Self::with(stream, properties, Arc::default()))
+    }
+
+    /// Another handle of the same GPU, with a stream of its own and the modules that are loaded already.
+    ///
+    /// # Errors
+    /// [`DeviceError::Driver`].
+    pub fn fork(&self) -> Result<Self, DeviceError> {
+        let stream = self.inner.context.new_stream().map_err(|e| failed("making a stream", e))?;
+        Ok(Self::with(stream, self.inner.properties.clone(), Arc::clone(&self.inner.modules)))
+    }
+
+    fn with(stream: Arc<CudaStream>, properties: DeviceProperties, modules: Arc<Mutex<Modules>>) -> Self {
+        let (context, trap) = (Arc::clone(stream.context()), Mutex::default());
+        Self { inner: Arc::new(Inner { context, stream, properties, modules, trap }) }
     }
 
     /// What the GPU is.
@@ -214,20 +230,35 @@ impl Timer {
     }
 }
 
-fn properties(context: &Arc<CudaContext>) -> Result<DeviceProperties, DeviceError> {
+/// Every GPU that the driver shows, without opening any.
+///
+/// # Errors
+/// As [`probe`](super::probe()), and [`DeviceError::Driver`].
+pub fn devices() -> Result<Vec<DeviceProperties>, DeviceError> {
+    let count = probe()?.num_devices;
+    (0..count).map(properties_of).collect()
+}
+
+fn properties_of(ordinal: usize) -> Result<DeviceProperties, DeviceError> {
+    use cudarc::driver::result::device;
     use sys::CUdevice_attribute_enum as A;
-    let attribute = |which| context.attribute(which).map_err(|e| failed("asking what the GPU is", e));
+    let number = i32::try_from(ordinal).unwrap_or(i32::MAX);
+    let handle = device::get(number).map_err(|e| failed("finding the GPU", e))?;
+    // SAFETY: the handle was just given by the driver.
+    let attribute = |which| unsafe { device::get_attribute(handle, which) }.map_err(|e| failed("asking the GPU", e));
     let count = |which| attribute(which).map(|n| u32::try_from(n).unwrap_or(0));
+    // SAFETY: as above.
+    let memory_bytes = unsafe { device::total_mem(handle) }.map_err(|e| failed("asking for the GPU's memory", e))?;
     Ok(DeviceProperties {
-        ordinal: context.ordinal(),
-        name: context.name().map_err(|e| failed("asking for the GPU's name", e))?,
+        ordinal,
+        name: device::get_name(handle).map_err(|e| failed("asking for the GPU's name", e))?,
         capability: (
             attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
             attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
         ),
         num_sms: count(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
         max_shared_bytes: count(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
-        memory_bytes: context.total_mem().map_err(|e| failed("asking for the GPU's memory", e))? as u64,
+        memory_bytes: memory_bytes as u64,
         l2_bytes: count(A::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?.into(),
     })
 }

@@ -17,6 +17,9 @@ impl DriverCode {
     /// The code of memory that cannot be had.
     pub(crate) const OUT_OF_MEMORY: Self = Self(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY);
 
+    /// The code of an image that is none.
+    pub(crate) const INVALID_IMAGE: Self = Self(sys::CUresult::CUDA_ERROR_INVALID_IMAGE);
+
     /// The number, as in `cuda.h`.
     #[must_use]
     pub const fn number(self) -> u32 {

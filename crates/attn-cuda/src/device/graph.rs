@@ -54,7 +54,10 @@ impl Recording<'_> {
 
 impl Drop for Recording<'_> {
     fn drop(&mut self) {
-        if self.is_open && let Ok(graph) = self.end() && !graph.is_null() {
+        if self.is_open
+            && let Ok(graph) = self.end()
+            && !graph.is_null()
+        {
             // SAFETY: the graph was made by the end of this capture and has no other owner.
             let _ = unsafe { sys::cuGraphDestroy(graph) };
         }

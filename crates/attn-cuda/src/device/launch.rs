@@ -142,8 +142,7 @@ impl<P: KernelParams> Kernel<P> {
         let extra = std::ptr::null_mut();
         // SAFETY: configuration, attributes and arguments live for the call, which copies them; the parameter has the
         // kernel's layout by the bound on `P`; what it points to is the caller's promise.
-        let result =
-            unsafe { sys::cuLaunchKernelEx(&raw const config, self.function, arguments.as_mut_ptr(), extra) };
+        let result = unsafe { sys::cuLaunchKernelEx(&raw const config, self.function, arguments.as_mut_ptr(), extra) };
         DriverCode::check(result).map_err(|code| {
             if code.is_sticky() {
                 DeviceError::Lost { during: "launching a kernel", code }

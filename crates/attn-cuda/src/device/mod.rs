@@ -20,7 +20,7 @@ mod trap;
 mod view;
 
 pub use buffer::DeviceBuffer;
-pub use context::{Device, DeviceProperties, Timer};
+pub use context::{Device, DeviceProperties, Timer, devices};
 pub use error::{DeviceError, DriverCode, LoadFailure};
 pub use graph::{Captured, Graph};
 pub use launch::{Kernel, KernelParams, LaunchShape};

@@ -27,13 +27,25 @@ pub struct Image {
     pub arch: u32,
     /// Whether it runs on that capability alone (`sm_90a`).
     pub is_specific: bool,
+    /// The bytes, compressed with brotli.
+    pub packed: &'static [u8],
+}
+
+impl Image {
     /// The bytes.
-    pub bytes: &'static [u8],
+    ///
+    /// # Errors
+    /// What is wrong with the compressed ones.
+    pub fn unpack(&self) -> std::io::Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        brotli_decompressor::BrotliDecompress(&mut &*self.packed, &mut bytes)?;
+        Ok(bytes)
+    }
 }
 
 impl std::fmt::Debug for Image {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} ({} bytes)", self.name, self.bytes.len())
+        write!(f, "{} ({} bytes compressed)", self.name, self.packed.len())
     }
 }
 
@@ -130,14 +142,17 @@ impl Drop for Module {
 const LOG_BYTES: usize = 16 << 10;
 
 fn load_image(image: &Image) -> Result<sys::CUmodule, LoadFailure> {
+    let damaged = |error: std::io::Error| LoadFailure {
+        image: image.name.to_owned(),
+        code: DriverCode::INVALID_IMAGE,
+        log: format!("the image cannot be unpacked: {error}"),
+    };
+    let mut bytes = image.unpack().map_err(damaged)?;
     // The driver reads text up to a 0.
-    let text = (image.kind == ImageKind::Ptx).then(|| [image.bytes, b"\0"].concat());
-    let bytes = text.as_deref().unwrap_or(image.bytes);
+    bytes.push(0);
     let mut log = vec![0u8; LOG_BYTES];
-    let mut options = [
-        sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER,
-        sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
-    ];
+    let mut options =
+        [sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER, sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
     let mut values: [*mut c_void; 2] = [log.as_mut_ptr().cast(), std::ptr::without_provenance_mut(LOG_BYTES)];
     let mut handle = std::ptr::null_mut();
     // SAFETY: the image is whole, the log has the length that is given, and the context is current.
@@ -156,7 +171,7 @@ mod tests {
     use super::*;
 
     const fn image(name: &'static str, kind: ImageKind, arch: u32, is_specific: bool) -> Image {
-        Image { name, kind, arch, is_specific, bytes: &[] }
+        Image { name, kind, arch, is_specific, packed: &[] }
     }
 
     const IMAGES: &[Image] = &[

@@ -101,18 +101,14 @@ impl Staging {
         Self { device: device.clone(), slots: Vec::new(), next: 0 }
     }
 
-    /// Lets `fill` write `len` bytes, then copies them to the beginning of `target`, in stream order: one copy.
+    /// Lets `fill` write `len` bytes, then copies them to the beginning of `target`, in stream order: one copy. Work
+    /// given before reads what `target` held before, graphs included: so it is not borrowed for writing.
     ///
     /// Waits only where the copy of three steps before has not been done.
     ///
     /// # Errors
     /// [`DeviceError::OutOfBounds`], [`DeviceError::OutOfMemory`], [`DeviceError::Driver`].
-    pub fn send(
-        &mut self,
-        len: usize,
-        target: &mut DeviceBuffer,
-        fill: impl FnOnce(&mut [u8]),
-    ) -> Result<(), DeviceError> {
+    pub fn send(&mut self, len: usize, target: &DeviceBuffer, fill: impl FnOnce(&mut [u8])) -> Result<(), DeviceError> {
         if len > target.len() {
             let what = "a step's tables";
             return Err(DeviceError::OutOfBounds { what, begin: 0, end: len, len: target.len() });

@@ -1,0 +1,420 @@
+//! Owns [`CudaBackend`]: steps, captured steps, tables and workspace; the trait's verbs.
+
+use std::any::Any;
+use std::sync::Arc;
+
+use attn_metadata::plan::{Plan, PlanReport};
+use attn_metadata::{
+    AttentionBackend, BackendConfig, BackendEntry, Batch, BatchLimits, Bucket, Capabilities, CaptureError,
+    CaptureLimits, CreateError, DimRule, Io, Kv, ModelSpec, PoolShape, PrepareError, Prepared, Reason, RunError,
+    SizeRule, Steps, SubBatch, check_batch, check_io,
+};
+use kvpool::{Dtype, KvDtype};
+
+use crate::device::{Device, DeviceBuffer, DeviceError, Staging};
+use crate::entry::{self, HEAD_DIM_UNIT, Limits, MAX_HEAD_DIM, kernels_of, kv_dtypes_for};
+use crate::kernel_set::{KernelSet, LayerConstants};
+use crate::launches::{LayerCall, NewKv};
+use crate::policy::GroupPolicy;
+use crate::space::{Cuda, CudaDevice};
+use crate::step::{CudaStep, Grids, WorkspaceView};
+use crate::tables::{self, Contents, Sizes};
+
+/// Its name in the registry.
+pub(crate) const NAME: &str = "cuda";
+/// Name of the backend that uses the kernel for any shape alone.
+pub(crate) const PLAIN_NAME: &str = "cuda-plain";
+
+/// The registry's row for the backend with every kernel.
+#[must_use]
+pub const fn entry() -> BackendEntry<Cuda> {
+    BackendEntry {
+        name: NAME,
+        summary: "tensor-core kernels for NVIDIA GPUs from compute capability 8.0 on",
+        auto: true,
+        capabilities: available,
+        create: |config| Ok(Box::new(CudaBackend::new(config)?)),
+    }
+}
+
+/// The registry's row for the backend that uses the kernel for any shape alone: slow, to compare with.
+#[must_use]
+pub const fn plain_entry() -> BackendEntry<Cuda> {
+    BackendEntry {
+        name: PLAIN_NAME,
+        summary: "one warp a query row, key by key: slow, to compare with",
+        auto: false,
+        capabilities: available,
+        create: |config| Ok(Box::new(CudaBackend::plain(config)?)),
+    }
+}
+
+fn available(device: &CudaDevice) -> Result<Capabilities, Reason> {
+    let (major, minor) = device.device.properties().capability;
+    if major < 8 {
+        let why = format!("the GPU has compute capability {major}.{minor}, the kernels need 8.0 or newer");
+        return Err(Reason::Unavailable { why });
+    }
+    Ok(capabilities())
+}
+
+/// What the kernels can do on any GPU that they run on.
+pub(crate) fn capabilities() -> Capabilities {
+    let widths = || SizeRule::MultipleOf { unit: HEAD_DIM_UNIT, up_to: MAX_HEAD_DIM };
+    let stored = |kv: &KvDtype| Dtype::ALL.into_iter().any(|q| kv_dtypes_for(q).contains(kv));
+    Capabilities {
+        q_dtypes: Dtype::ALL.to_vec(),
+        kv_dtypes: KvDtype::ALL.into_iter().filter(stored).collect(),
+        head_dims: DimRule::Independent { qk: widths(), vo: widths() },
+        group_sizes: SizeRule::UpTo(u32::MAX),
+        page_sizes: SizeRule::UpTo(u32::MAX),
+        features: entry::features(),
+    }
+}
+
+/// Paged attention on one NVIDIA GPU: any group and page size, every feature of the waist.
+///
+/// A request's result depends on nothing but the request: not on the batch, padding, capture or the GPU's number of
+/// multiprocessors. Requests of few query tokens run on another kernel than long ones, which rounds differently.
+///
+/// All work goes to the device's stream; `forward` returns when it has been given, not when it is done.
+#[derive(Debug)]
+pub struct CudaBackend {
+    name: &'static str,
+    model: Arc<ModelSpec>,
+    limits: BatchLimits,
+    capabilities: Capabilities,
+    device: CudaDevice,
+    kernels: Arc<KernelSet>,
+    layers: Vec<LayerConstants>,
+    /// One for each group of the model.
+    policies: Vec<GroupPolicy>,
+    steps: Steps<CudaStep>,
+    /// Where the next step is planned, so that a refusal leaves the live ones alone.
+    next: CudaStep,
+    staging: Staging,
+    /// Partial states of uncaptured steps; grows.
+    workspace: Option<Arc<DeviceBuffer>>,
+    /// Partial states of captured steps, all of them; made with the limits.
+    captured_workspace: Option<Arc<DeviceBuffer>>,
+}
+
+impl CudaBackend {
+    /// A backend for a model. Loads the kernels that it needs.
+    ///
+    /// # Errors
+    /// [`CreateError::Unsupported`] with every reason, [`CreateError::Environment`] where the device fails.
+    pub fn new(config: &BackendConfig<Cuda>) -> Result<Self, CreateError> {
+        Self::with_kernels(config, NAME, false)
+    }
+
+    /// As [`new`](Self::new) with the kernel for any shape alone.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn plain(config: &BackendConfig<Cuda>) -> Result<Self, CreateError> {
+        Self::with_kernels(config, PLAIN_NAME, true)
+    }
+
+    fn with_kernels(config: &BackendConfig<Cuda>, name: &'static str, is_plain: bool) -> Result<Self, CreateError> {
+        let unsupported = |reasons| CreateError::Unsupported { backend: name, reasons };
+        let capabilities = available(&config.device).map_err(|reason| unsupported(vec![reason]))?;
+        capabilities.supports_model(&config.model).map_err(unsupported)?;
+        let properties = config.device.device.properties();
+        let limits = Limits { capability: properties.capability, shared_bytes: properties.max_shared_bytes };
+        let model = &config.model;
+        let chosen: Result<Vec<_>, _> =
+            model.layers().iter().map(|layer| kernels_of(model, layer, &limits, is_plain)).collect();
+        let chosen = chosen.map_err(unsupported)?;
+        let failed = |source: DeviceError| CreateError::Environment { backend: name, source: Box::new(source) };
+        let (kernels, device) = (KernelSet::default(), &config.device.device);
+        for kernels_of_layer in &chosen {
+            kernels.load(device, kernels_of_layer, config.device.is_checked).map_err(failed)?;
+        }
+        let constants = model.layers().iter().zip(&chosen).map(|(l, k)| LayerConstants::new(device, l, *k));
+        let layers = constants.collect::<Result<Vec<_>, _>>().map_err(failed)?;
+        let policies = GroupPolicy::of_model(model, &chosen, properties.num_sms);
+        let pool = PoolShape { num_pages: 0, page_size: model.page_size() };
+        let step = || CudaStep::new(policies.iter().map(|policy| policy.plan(pool)).collect(), pool);
+        Ok(Self {
+            name,
+            model: Arc::clone(model),
+            limits: config.limits,
+            capabilities,
+            kernels: Arc::new(kernels),
+            layers,
+            steps: Steps::new(step()),
+            next: step(),
+            policies,
+            staging: Staging::new(device),
+            device: config.device.clone(),
+            workspace: None,
+            captured_workspace: None,
+        })
+    }
+
+    /// The device.
+    #[must_use]
+    pub const fn device(&self) -> &CudaDevice {
+        &self.device
+    }
+
+    /// What a recording of [`forward`](AttentionBackend::forward) with this step uses, besides the caller's tensors:
+    /// give it to [`Graph::record`](crate::device::Graph::record).
+    ///
+    /// # Errors
+    /// [`RunError::StalePlan`].
+    pub fn keeps(&self, step: &Prepared) -> Result<Vec<Arc<dyn Any + Send + Sync>>, RunError> {
+        let planned = self.steps.get(step)?;
+        let mut keeps: Vec<Arc<dyn Any + Send + Sync>> = vec![Arc::clone(&self.kernels) as _];
+        let buffers = [&planned.tables, &planned.workspace_buffer].into_iter().flatten();
+        keeps.extend(buffers.map(|buffer| Arc::clone(buffer) as Arc<dyn Any + Send + Sync>));
+        for layer in &self.layers {
+            let constants = [&layer.sinks, &layer.alibi_slopes].into_iter().flatten();
+            keeps.extend(constants.map(|buffer| Arc::clone(buffer) as Arc<dyn Any + Send + Sync>));
+        }
+        Ok(keeps)
+    }
+
+    /// Number of a live step's plan, distinct for every captured one.
+    pub(crate) fn step_id(&self, step: &Prepared) -> Result<u64, RunError> {
+        self.steps.get(step).map(|planned| planned.id)
+    }
+
+    /// Plans a batch on the host, into `next`.
+    fn plan(&mut self, batch: &Batch, num_rows: u32) -> Result<(), PrepareError> {
+        check_batch(self.name, batch, &self.model, &self.limits, &self.capabilities)?;
+        let next = &mut self.next;
+        batch.select_into(&mut next.batch, SubBatch::First, |_| true);
+        next.plans.iter_mut().for_each(|plan| plan.update(batch));
+        next.num_rows = num_rows;
+        next.has_mask = batch.custom_mask().is_some();
+        next.num_kv_indices = i32::try_from(batch.kv_indices().len()).unwrap_or(i32::MAX);
+        // Rows of partial states are counted in 31 bits on the device.
+        for (plan, group) in next.plans.iter().zip(self.model.groups()) {
+            let rows = plan.num_partial_rows();
+            if i32::try_from(rows).is_err() {
+                let bytes = workspace_bytes(rows, group.heads.head_dim_vo);
+                return Err(PrepareError::OutOfMemory { what: "partial states", bytes });
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes room for the tables and partial states of `next`, and sends the tables.
+    fn send(&mut self, batch: &Batch) -> Result<(), PrepareError> {
+        let Self { next, model, device, workspace, policies, staging, name, .. } = self;
+        let sizes = Sizes {
+            num_slots: if batch.slot_mapping().is_some() { next.num_rows as usize } else { 0 },
+            mask_bytes: batch.custom_mask().map_or(0, |mask| mask.bytes().len()),
+            num_kv_indices: batch.kv_indices().len(),
+        };
+        next.offsets.update(next.plans.iter().map(tables::GroupPlan::sizes), sizes);
+        grow(&mut next.tables, &device.device, next.offsets.len as u64, "a step's tables")?;
+        let rows = next.plans.iter().map(tables::GroupPlan::num_partial_rows);
+        let needs = rows.zip(model.groups()).map(|(rows, group)| workspace_bytes(rows, group.heads.head_dim_vo));
+        grow(workspace, &device.device, needs.max().unwrap_or(0), "partial states")?;
+        next.workspace_buffer.clone_from(workspace);
+        let contents = Contents { batch, num_rows: next.num_rows };
+        send_tables(name, staging, next, contents)?;
+        let shape = |(plan, (policy, group)): (&tables::GroupPlan, (&GroupPolicy, &attn_metadata::PlanGroup))| {
+            let view = workspace
+                .as_ref()
+                .map(|buffer| WorkspaceView::carve(buffer, plan.num_partial_rows(), group.heads.head_dim_vo));
+            (policy.eager_grids(plan, contents), view.unwrap_or_default())
+        };
+        let shapes: Vec<(Grids, WorkspaceView)> =
+            next.plans.iter().zip(policies.iter().zip(model.groups())).map(shape).collect();
+        next.place(shapes.into_iter());
+        Ok(())
+    }
+
+    fn environment(&self, layer: usize) -> impl Fn(DeviceError) -> RunError + use<> {
+        let backend = self.name;
+        move |source| RunError::Environment { backend, layer, source: Box::new(source) }
+    }
+}
+
+fn workspace_bytes(num_rows: u64, head_dim_vo: u32) -> u64 {
+    attn_metadata::plan::WorkspaceLayout::new(num_rows, head_dim_vo).total_bytes()
+}
+
+/// Replaces a buffer that is too small; keeps it otherwise.
+fn grow(
+    buffer: &mut Option<Arc<DeviceBuffer>>,
+    device: &Device,
+    bytes: u64,
+    what: &'static str,
+) -> Result<(), PrepareError> {
+    let there = buffer.as_ref().map_or(0, |buffer| buffer.len() as u64);
+    if bytes <= there {
+        return Ok(());
+    }
+    let too_much = |_| PrepareError::OutOfMemory { what, bytes };
+    let len = usize::try_from(bytes).map_err(too_much)?;
+    // Some room, so that batches that grow a little do not allocate each time.
+    let roomy = len.saturating_add(len / 4);
+    let new = DeviceBuffer::new(device, roomy, what).or_else(|_| DeviceBuffer::new(device, len, what));
+    *buffer = Some(Arc::new(new.map_err(|_| PrepareError::OutOfMemory { what, bytes })?));
+    Ok(())
+}
+
+/// Writes a step's tables and gives their copy to the stream.
+fn send_tables(
+    backend: &'static str,
+    staging: &mut Staging,
+    step: &CudaStep,
+    contents: Contents<'_>,
+) -> Result<(), PrepareError> {
+    let Some(target) = &step.tables else { return Ok(()) };
+    let len = step.offsets.used_len(contents.batch.kv_indices().len());
+    let sent = staging.send(len, target, |bytes| tables::write(bytes, &step.offsets, &step.plans, contents));
+    sent.map_err(|error| PrepareError::Environment { backend, why: error.to_string() })
+}
+
+impl AttentionBackend<Cuda> for CudaBackend {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn model(&self) -> &ModelSpec {
+        &self.model
+    }
+
+    fn prepare_metadata(&mut self, batch: &Batch) -> Result<Prepared, PrepareError> {
+        self.plan(batch, batch.num_rows())?;
+        self.send(batch)?;
+        let Self { steps, next, .. } = self;
+        steps.prepare(batch, |step| {
+            std::mem::swap(step, next);
+            Ok(())
+        })
+    }
+
+    fn forward(&mut self, step: &Prepared, layer: usize, io: Io<'_, Cuda>) -> Result<(), RunError> {
+        let planned = self.steps.get(step)?;
+        check_io(&self.model, step, layer, &io)?;
+        let failed = self.environment(layer);
+        let Io { q, kv, out, lse } = io;
+        q.require_aligned("q").map_err(&failed)?;
+        out.require_aligned("out").map_err(&failed)?;
+        kv.cache().require_aligned().map_err(&failed)?;
+        if let Kv::Append { k, v, .. } = &kv {
+            k.require_aligned("k").map_err(&failed)?;
+            v.require_aligned("v").map_err(&failed)?;
+        }
+        let check = if self.device.is_checked { self.device.device.trap_address() } else { Ok(0) };
+        let call = LayerCall {
+            device: &self.device.device,
+            kernels: &self.kernels,
+            model: &self.model,
+            layer: &self.model.layers()[layer],
+            constants: &self.layers[layer],
+            step: planned,
+            group: self.model.group_of(layer).expect("the layer was checked"),
+            cache: kv.cache(),
+            check: check.map_err(&failed)?,
+        };
+        if let Kv::Append { k, v, .. } = &kv {
+            call.store(&NewKv { k: *k, v: *v }).map_err(&failed)?;
+        }
+        call.attend(q, &out, lse.as_ref()).map_err(&failed)
+    }
+
+    fn explain(&self, step: &Prepared) -> Result<PlanReport, RunError> {
+        let planned = self.steps.get(step)?;
+        let has_decode = planned.plans.iter().all(|plan| plan.decode.is_some());
+        let extend: Vec<Plan> = planned.plans.iter().map(|plan| plan.extend.plan.clone()).collect();
+        let family = |is_decode: bool| self.policies.first().map_or(self.name, |policy| policy.label(is_decode));
+        let mut report = PlanReport::new(family(false), &self.model, &planned.plans[0].extend.batch, &extend, None);
+        if has_decode {
+            let decode: Vec<Plan> =
+                planned.plans.iter().filter_map(|plan| Some(plan.decode.as_ref()?.plan.clone())).collect();
+            let batch = planned.plans[0].decode.as_ref().map(|part| &part.batch);
+            let batch = batch.expect("every group has a part for decoding");
+            report.absorb(PlanReport::new(family(true), &self.model, batch, &decode, None));
+        }
+        Ok(report)
+    }
+
+    fn init_capture_graph(&mut self, limits: &CaptureLimits) -> Result<(), CaptureError> {
+        limits.validate()?;
+        let groups = self.policies.iter().zip(self.model.groups());
+        let bytes = |(policy, group): (&GroupPolicy, &attn_metadata::PlanGroup)| {
+            let rows = limits.buckets.iter().map(|bucket| policy.partial_row_bound(group, limits, *bucket)).max();
+            workspace_bytes(rows.unwrap_or(0), group.heads.head_dim_vo)
+        };
+        let bytes = groups.map(bytes).max().unwrap_or(0);
+        let mut workspace = None;
+        grow(&mut workspace, &self.device.device, bytes, "partial states of captured steps")?;
+        self.steps.init_capture(limits)?;
+        self.captured_workspace = workspace;
+        Ok(())
+    }
+
+    fn prepare_for_capture(&mut self, bucket: Bucket) -> Result<Prepared, CaptureError> {
+        let Self { steps, policies, model, device, captured_workspace, staging, name, .. } = self;
+        steps.capture(bucket, |limits| {
+            let pool = PoolShape { num_pages: limits.num_pool_pages, page_size: model.page_size() };
+            let mut step = CudaStep::new(policies.iter().map(|policy| policy.plan(pool)).collect(), pool);
+            let groups = policies.iter().zip(model.groups());
+            let sizes = Sizes {
+                num_slots: if limits.appends { bucket.num_rows as usize } else { 0 },
+                mask_bytes: 0,
+                num_kv_indices: kv_index_bound(limits, bucket, model),
+            };
+            step.num_rows = bucket.num_rows;
+            step.num_kv_indices = i32::try_from(sizes.num_kv_indices).unwrap_or(i32::MAX);
+            step.offsets.update(groups.clone().map(|(policy, group)| policy.size_bound(group, limits, bucket)), sizes);
+            grow(&mut step.tables, &device.device, step.offsets.len as u64, "tables of a captured step")?;
+            step.workspace_buffer.clone_from(captured_workspace);
+            let batch = Batch::empty(pool);
+            step.plans.iter_mut().for_each(|plan| plan.update(&batch));
+            send_tables(name, staging, &step, Contents { batch: &batch, num_rows: bucket.num_rows })?;
+            step.place(groups.map(|(policy, group)| {
+                let rows = policy.partial_row_bound(group, limits, bucket);
+                let view = captured_workspace.as_ref();
+                let view = view.map(|buffer| WorkspaceView::carve(buffer, rows, group.heads.head_dim_vo));
+                (policy.captured_grids(group, limits, bucket), view.unwrap_or_default())
+            }));
+            Ok(step)
+        })
+    }
+
+    fn prepare_for_replay(&mut self, step: &mut Prepared, batch: &Batch) -> Result<(), CaptureError> {
+        if batch.custom_mask().is_some() {
+            let feature = attn_metadata::Feature::CustomMask;
+            return Err(PrepareError::Unsupported { backend: self.name, feature }.into());
+        }
+        if let Some(bucket) = step.bucket() {
+            let (got, limit) = (batch.max_q_len(), self.policies.iter().map(|p| p.max_q_len(bucket)).min());
+            let limit = limit.unwrap_or(u32::MAX);
+            if got > limit {
+                let what = "query tokens in one request";
+                return Err(CaptureError::OverBucket { what, got: got.into(), limit: limit.into() });
+            }
+        }
+        self.plan(batch, step.num_rows())?;
+        let Self { steps, next, staging, name, .. } = self;
+        steps.replay(step, batch, |planned, _| {
+            std::mem::swap(&mut planned.plans, &mut next.plans);
+            let contents = Contents { batch, num_rows: planned.num_rows };
+            if let Err(error) = send_tables(name, staging, planned, contents) {
+                std::mem::swap(&mut planned.plans, &mut next.plans);
+                return Err(error.into());
+            }
+            std::mem::swap(&mut planned.batch, &mut next.batch);
+            Ok(())
+        })
+    }
+}
+
+/// Entries of the page table of any batch that fits a bucket.
+fn kv_index_bound(limits: &CaptureLimits, bucket: Bucket, model: &ModelSpec) -> usize {
+    let pages = limits.max_kv_len.div_ceil(model.page_size().get());
+    bucket.num_requests as usize * pages as usize
+}

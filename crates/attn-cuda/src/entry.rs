@@ -1,0 +1,305 @@
+//! Owns the choice of entry points: which kernels run a layer, out of the table that the build wrote.
+
+use attn_metadata::{Feature, Layer, ModelSpec, Reason};
+use kvpool::{Dtype, KvDtype};
+
+use crate::device::ModuleSource;
+use crate::images::ENTRIES;
+
+/// The element types of kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Element {
+    F32,
+    F16,
+    Bf16,
+    Fp8,
+}
+
+impl Element {
+    /// Of activations.
+    pub(crate) const fn of(dtype: Dtype) -> Self {
+        match dtype {
+            Dtype::F32 => Self::F32,
+            Dtype::F16 => Self::F16,
+            Dtype::Bf16 => Self::Bf16,
+        }
+    }
+
+    /// Of stored KV.
+    pub(crate) const fn of_kv(dtype: KvDtype) -> Self {
+        match dtype {
+            KvDtype::F32 => Self::F32,
+            KvDtype::F16 => Self::F16,
+            KvDtype::Bf16 => Self::Bf16,
+            KvDtype::Fp8E4m3 => Self::Fp8,
+        }
+    }
+}
+
+/// One entry point, as its list in `kernels/` has it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Entry {
+    /// Its images.
+    pub(crate) module: &'static ModuleSource,
+    /// Images of the flavour that checks tables.
+    pub(crate) checked: &'static ModuleSource,
+    /// Its name in them.
+    pub(crate) name: &'static str,
+    /// Element type of q and out.
+    pub(crate) q: Element,
+    /// Element type of the stored KV.
+    pub(crate) kv: Element,
+    /// Width of queries and keys; 0: any.
+    pub(crate) head_dim_qk: u32,
+    /// Width of values and outputs; 0: any.
+    pub(crate) head_dim_vo: u32,
+    /// Whether it does softcap, ALiBi and custom masks.
+    pub(crate) is_general: bool,
+    /// Threads of a block.
+    pub(crate) threads: u32,
+    /// Dynamic shared memory of a block, in bytes.
+    pub(crate) shared_bytes: u32,
+    /// Blocks that a multiprocessor should hold.
+    pub(crate) blocks_per_sm: u32,
+    /// Query rows (tokens × group) that it holds at once; 0: any.
+    pub(crate) rows: u32,
+}
+
+impl Entry {
+    /// Whether it has a place for this many rows.
+    const fn holds(&self, rows: u32) -> bool {
+        self.rows == 0 || rows <= self.rows
+    }
+}
+
+/// What a GPU gives kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Limits {
+    /// Compute capability.
+    pub(crate) capability: (i32, i32),
+    /// Shared memory of a block, in bytes.
+    pub(crate) shared_bytes: u32,
+}
+
+/// Widest head of the kernel that takes any.
+pub(crate) const MAX_HEAD_DIM: u32 = 512;
+/// Head widths are multiples of this: rows of every dtype can then be read in vectors.
+pub(crate) const HEAD_DIM_UNIT: u32 = 16;
+
+/// The kernels of one layer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LayerKernels {
+    /// For requests whose queries fit its rows; `None`: all go to `extend`.
+    pub(crate) decode: Option<Pair>,
+    /// For all other requests.
+    pub(crate) extend: Pair,
+    /// Writes new KV.
+    pub(crate) store: &'static Entry,
+    /// Merges partial states.
+    pub(crate) merge: &'static Entry,
+}
+
+/// An entry point for batches without and with a custom mask.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pair {
+    pub(crate) plain: &'static Entry,
+    pub(crate) masked: &'static Entry,
+}
+
+impl Pair {
+    /// The one for a batch.
+    pub(crate) const fn of(&self, has_mask: bool) -> &'static Entry {
+        if has_mask { self.masked } else { self.plain }
+    }
+
+    /// Query rows that both hold at once; `u32::MAX`: any number.
+    pub(crate) fn rows(&self) -> u32 {
+        let rows = |entry: &Entry| if entry.rows == 0 { u32::MAX } else { entry.rows };
+        rows(self.plain).min(rows(self.masked))
+    }
+
+    /// Blocks that a multiprocessor should hold.
+    pub(crate) fn blocks_per_sm(&self) -> u32 {
+        self.plain.blocks_per_sm.min(self.masked.blocks_per_sm).max(1)
+    }
+
+    /// Name of the kernel file.
+    pub(crate) const fn family(&self) -> &'static str {
+        self.plain.module.name
+    }
+}
+
+/// Chooses the kernels of a layer, the fast ones first.
+///
+/// # Errors
+/// Every reason why there is none.
+pub(crate) fn kernels_of(
+    model: &ModelSpec,
+    layer: &Layer,
+    limits: &Limits,
+    is_plain: bool,
+) -> Result<LayerKernels, Vec<Reason>> {
+    let (q, kv) = (Element::of(model.q_dtype()), Element::of_kv(model.kv_dtype()));
+    let heads = layer.heads();
+    let needs_general = layer.softcap().is_some() || layer.alibi_slopes().is_some();
+    let find = |family: &str, is_general: bool, rows: u32| {
+        let fits = |entry: &&Entry| {
+            let dim = |has: u32, asked: u32| has == asked || (has == 0 && asked <= MAX_HEAD_DIM);
+            entry.module.name == family
+                && entry.q == q
+                && entry.kv == kv
+                && dim(entry.head_dim_qk, heads.head_dim_qk)
+                && dim(entry.head_dim_vo, heads.head_dim_vo)
+                && (entry.is_general || !is_general)
+                && entry.holds(rows)
+                && runs_on(entry, limits)
+        };
+        // Of two that fit, the one that does less is the faster one.
+        ENTRIES.iter().filter(fits).min_by_key(|entry| entry.is_general)
+    };
+    let pair = |family: &str| {
+        let group = heads.group_size();
+        Some(Pair { plain: find(family, needs_general, group)?, masked: find(family, true, group)? })
+    };
+    let fast = |families: &[&str]| if is_plain { None } else { families.iter().find_map(|family| pair(family)) };
+    let extend = fast(&["extend_sm90", "extend"]).or_else(|| pair("plain"));
+    let of_module = |family: &str, kv: Option<Element>| {
+        let fits = |e: &&Entry| e.module.name == family && e.q == q && kv.is_none_or(|kv| e.kv == kv);
+        ENTRIES.iter().find(fits)
+    };
+    match (extend, of_module("store_kv", Some(kv)), of_module("merge_partials", None)) {
+        (Some(extend), Some(store), Some(merge)) => {
+            Ok(LayerKernels { decode: fast(&["decode"]), extend, store, merge })
+        }
+        _ => Err(vec![Reason::KvDtype { got: model.kv_dtype(), supported: kv_dtypes_for(model.q_dtype()) }]),
+    }
+}
+
+/// Dtypes of KV that there are kernels for, with this dtype of q.
+pub(crate) fn kv_dtypes_for(dtype: Dtype) -> Vec<KvDtype> {
+    let q = Element::of(dtype);
+    let attends = |kv: &KvDtype| {
+        let any = |family| ENTRIES.iter().any(|e| e.module.name == family && e.q == q && e.kv == Element::of_kv(*kv));
+        any("plain") && any("store_kv")
+    };
+    KvDtype::ALL.into_iter().filter(attends).collect()
+}
+
+/// Whether a GPU can run an entry point.
+fn runs_on(entry: &Entry, limits: &Limits) -> bool {
+    entry.shared_bytes <= limits.shared_bytes
+        && !crate::device::candidates(entry.module.images, limits.capability).is_empty()
+}
+
+/// Modules of kernels, and of each the image that a GPU would load first; `None`: it runs none of them.
+#[must_use]
+pub fn image_choices(capability: (i32, i32)) -> Vec<(&'static str, Option<&'static str>)> {
+    let mut choices: Vec<(&'static str, Option<&'static str>)> = Vec::new();
+    for entry in ENTRIES {
+        if choices.iter().all(|(module, _)| *module != entry.module.name) {
+            let best = crate::device::candidates(entry.module.images, capability).first().map(|image| image.name);
+            choices.push((entry.module.name, best));
+        }
+    }
+    choices
+}
+
+/// Features of the kernels.
+pub(crate) fn features() -> attn_metadata::FeatureSet {
+    [
+        Feature::Full,
+        Feature::Window,
+        Feature::Softcap,
+        Feature::Sinks,
+        Feature::Alibi,
+        Feature::CustomMask,
+        Feature::Lse,
+        Feature::Extend,
+        Feature::Graphs,
+    ]
+    .into_iter()
+    .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+    use std::sync::Arc;
+
+    use attn_metadata::{HeadShape, LayerParams};
+    use kvpool::PageSize;
+
+    use super::*;
+
+    const HOPPER: Limits = Limits { capability: (9, 0), shared_bytes: 232_448 };
+
+    fn model(heads: HeadShape, q: Dtype, kv: KvDtype, softcap: Option<f32>) -> Arc<ModelSpec> {
+        let layer = Layer::new(LayerParams { softcap, ..LayerParams::causal(heads) }).unwrap();
+        Arc::new(ModelSpec::new(vec![layer], q, kv, PageSize::new(16).unwrap()).unwrap())
+    }
+
+    fn choose(model: &ModelSpec, limits: &Limits) -> Result<LayerKernels, Vec<Reason>> {
+        kernels_of(model, &model.layers()[0], limits, false)
+    }
+
+    #[test]
+    fn names_are_distinct_and_images_are_there() {
+        let names: HashSet<_> = ENTRIES.iter().map(|entry| entry.name).collect();
+        assert_eq!(names.len(), ENTRIES.len());
+        let mut modules = HashSet::new();
+        for entry in ENTRIES.iter().filter(|entry| modules.insert(entry.module.name)) {
+            for source in [entry.module, entry.checked] {
+                assert!(!source.images.is_empty());
+                for image in source.images {
+                    assert!(image.unpack().is_ok_and(|bytes| !bytes.is_empty()), "{image:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_fast_kernels_are_chosen_where_they_fit() {
+        let model = model(HeadShape::new(32, 8, 128), Dtype::Bf16, KvDtype::Bf16, None);
+        let kernels = choose(&model, &HOPPER).unwrap();
+        let decode = kernels.decode.unwrap();
+        assert_eq!((decode.plain.name, decode.plain.is_general), ("decode_bf16_bf16_d128", false));
+        assert!(decode.masked.is_general && decode.rows() >= 4);
+        let plain = kernels_of(&model, &model.layers()[0], &HOPPER, true).unwrap();
+        assert!(plain.decode.is_none() && plain.extend.family() == "plain");
+    }
+
+    #[test]
+    fn softcap_takes_the_general_kernel_and_odd_widths_the_plain_one() {
+        let capped = model(HeadShape::new(32, 8, 128), Dtype::F16, KvDtype::Fp8E4m3, Some(30.0));
+        assert!(choose(&capped, &HOPPER).unwrap().decode.unwrap().plain.is_general);
+        let odd = model(HeadShape::new(4, 4, 112), Dtype::Bf16, KvDtype::Bf16, None);
+        let kernels = choose(&odd, &HOPPER).unwrap();
+        assert!(kernels.decode.is_none() && kernels.extend.family() == "plain");
+    }
+
+    #[test]
+    fn a_group_that_is_wider_than_the_rows_does_not_go_to_decode() {
+        let wide = model(HeadShape::new(128, 1, 128), Dtype::Bf16, KvDtype::Bf16, None);
+        assert!(choose(&wide, &HOPPER).unwrap().decode.is_none());
+    }
+
+    #[test]
+    fn a_gpu_with_little_shared_memory_gets_kernels_that_fit() {
+        let model = model(HeadShape::new(32, 8, 128), Dtype::Bf16, KvDtype::Bf16, None);
+        let small = Limits { shared_bytes: 48 << 10, ..HOPPER };
+        assert!(choose(&model, &small).unwrap().decode.is_none());
+        let old = Limits { capability: (7, 5), shared_bytes: 64 << 10 };
+        assert!(choose(&model, &old).is_err());
+    }
+
+    #[test]
+    fn pairs_of_dtypes_without_a_kernel_are_refused_with_what_there_is() {
+        let mixed = model(HeadShape::new(32, 8, 128), Dtype::Bf16, KvDtype::F16, None);
+        let reasons = choose(&mixed, &HOPPER).unwrap_err();
+        assert!(matches!(&reasons[..], [Reason::KvDtype { got: KvDtype::F16, supported }]
+            if supported.contains(&KvDtype::Bf16) && !supported.contains(&KvDtype::F16)));
+        for q in Dtype::ALL {
+            assert!(!kv_dtypes_for(q).is_empty(), "{q}");
+        }
+    }
+}

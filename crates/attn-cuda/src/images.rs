@@ -1,0 +1,149 @@
+//! Every image and entry point. Written by `cargo xtask kernels` from the lists in `kernels/`; do not edit.
+#![cfg_attr(rustfmt, rustfmt_skip)]
+
+use crate::device::{Image, ImageKind, ModuleSource};
+use crate::entry::{Element, Entry};
+
+/// Images of `decode.cu`.
+pub(crate) static DECODE: ModuleSource = ModuleSource {
+    name: "decode",
+    images: &[
+        Image { name: "decode.sm_90a.cubin", kind: ImageKind::Cubin, arch: 90, is_specific: true, packed: include_bytes!("../images/decode.sm_90a.cubin.br") },
+        Image { name: "decode.sm_80.ptx", kind: ImageKind::Ptx, arch: 80, is_specific: false, packed: include_bytes!("../images/decode.sm_80.ptx.br") },
+    ],
+};
+/// Images of `decode.cu`, checked flavour.
+pub(crate) static DECODE_CHECKED: ModuleSource = ModuleSource {
+    name: "decode.checked",
+    images: &[
+        Image { name: "decode.checked.sm_80.ptx", kind: ImageKind::Ptx, arch: 80, is_specific: false, packed: include_bytes!("../images/decode.checked.sm_80.ptx.br") },
+    ],
+};
+/// Images of `merge_partials.cu`.
+pub(crate) static MERGE_PARTIALS: ModuleSource = ModuleSource {
+    name: "merge_partials",
+    images: &[
+        Image { name: "merge_partials.sm_90a.cubin", kind: ImageKind::Cubin, arch: 90, is_specific: true, packed: include_bytes!("../images/merge_partials.sm_90a.cubin.br") },
+        Image { name: "merge_partials.sm_80.ptx", kind: ImageKind::Ptx, arch: 80, is_specific: false, packed: include_bytes!("../images/merge_partials.sm_80.ptx.br") },
+    ],
+};
+/// Images of `merge_partials.cu`, checked flavour.
+pub(crate) static MERGE_PARTIALS_CHECKED: ModuleSource = ModuleSource {
+    name: "merge_partials.checked",
+    images: &[
+        Image { name: "merge_partials.checked.sm_80.ptx", kind: ImageKind::Ptx, arch: 80, is_specific: false, packed: include_bytes!("../images/merge_partials.checked.sm_80.ptx.br") },
+    ],
+};
+/// Images of `merge_states.cu`.
+pub(crate) static MERGE_STATES: ModuleSource = ModuleSource {
+    name: "merge_states",
+    images: &[
+        Image { name: "merge_states.sm_90a.cubin", kind: ImageKind::Cubin, arch: 90, is_specific: true, packed: include_bytes!("../images/merge_states.sm_90a.cubin.br") },
+        Image { name: "merge_states.sm_80.ptx", kind: ImageKind::Ptx, arch: 80, is_specific: false, packed: include_bytes!("../images/merge_states.sm_80.ptx.br") },
+    ],
+};
+/// Images of `merge_states.cu`, checked flavour.
+pub(crate) static MERGE_STATES_CHECKED: ModuleSource = ModuleSource {
+    name: "merge_states.checked",
+    images: &[
+        Image { name: "merge_states.checked.sm_80.ptx", kind: ImageKind::Ptx, arch: 80, is_specific: false, packed: include_bytes!("../images/merge_states.checked.sm_80.ptx.br") },
+    ],
+};
+/// Images of `plain.cu`.
+pub(crate) static PLAIN: ModuleSource = ModuleSource {
+    name: "plain",
+    images: &[
+        Image { name: "plain.sm_90a.cubin", kind: ImageKind::Cubin, arch: 90, is_specific: true, packed: include_bytes!("../images/plain.sm_90a.cubin.br") },
+        Image { name: "plain.sm_80.ptx", kind: ImageKind::Ptx, arch: 80, is_specific: false, packed: include_bytes!("../images/plain.sm_80.ptx.br") },
+    ],
+};
+/// Images of `plain.cu`, checked flavour.
+pub(crate) static PLAIN_CHECKED: ModuleSource = ModuleSource {
+    name: "plain.checked",
+    images: &[
+        Image { name: "plain.checked.sm_80.ptx", kind: ImageKind::Ptx, arch: 80, is_specific: false, packed: include_bytes!("../images/plain.checked.sm_80.ptx.br") },
+    ],
+};
+/// Images of `store_kv.cu`.
+pub(crate) static STORE_KV: ModuleSource = ModuleSource {
+    name: "store_kv",
+    images: &[
+        Image { name: "store_kv.sm_90a.cubin", kind: ImageKind::Cubin, arch: 90, is_specific: true, packed: include_bytes!("../images/store_kv.sm_90a.cubin.br") },
+        Image { name: "store_kv.sm_80.ptx", kind: ImageKind::Ptx, arch: 80, is_specific: false, packed: include_bytes!("../images/store_kv.sm_80.ptx.br") },
+    ],
+};
+/// Images of `store_kv.cu`, checked flavour.
+pub(crate) static STORE_KV_CHECKED: ModuleSource = ModuleSource {
+    name: "store_kv.checked",
+    images: &[
+        Image { name: "store_kv.checked.sm_80.ptx", kind: ImageKind::Ptx, arch: 80, is_specific: false, packed: include_bytes!("../images/store_kv.checked.sm_80.ptx.br") },
+    ],
+};
+/// Every entry point, in the order of the lists.
+pub(crate) static ENTRIES: &[Entry] = &[
+    Entry { module: &DECODE, checked: &DECODE_CHECKED, name: "decode_bf16_bf16_d64", q: Element::Bf16, kv: Element::Bf16, head_dim_qk: 64, head_dim_vo: 64, is_general: false, threads: 128, shared_bytes: 74432, blocks_per_sm: 3, rows: 16 },
+    Entry { module: &DECODE, checked: &DECODE_CHECKED, name: "decode_bf16_bf16_d64_general", q: Element::Bf16, kv: Element::Bf16, head_dim_qk: 64, head_dim_vo: 64, is_general: true, threads: 128, shared_bytes: 74432, blocks_per_sm: 3, rows: 16 },
+    Entry { module: &DECODE, checked: &DECODE_CHECKED, name: "decode_bf16_bf16_d96", q: Element::Bf16, kv: Element::Bf16, head_dim_qk: 96, head_dim_vo: 96, is_general: false, threads: 128, shared_bytes: 53952, blocks_per_sm: 3, rows: 16 },
+    Entry { module: &DECODE, checked: &DECODE_CHECKED, name: "decode_bf16_bf16_d96_general", q: Element::Bf16, kv: Element::Bf16, head_dim_qk: 96, head_dim_vo: 96, is_general: true, threads: 128, shared_bytes: 53952, blocks_per_sm: 3, rows: 16 },
+    Entry { module: &DECODE, checked: &DECODE_CHECKED, name: "decode_bf16_bf16_d128", q: Element::Bf16, kv: Element::Bf16, head_dim_qk: 128, head_dim_vo: 128, is_general: false, threads: 128, shared_bytes: 70336, blocks_per_sm: 3, rows: 16 },
+    Entry { module: &DECODE, checked: &DECODE_CHECKED, name: "decode_bf16_bf16_d128_general", q: Element::Bf16, kv: Element::Bf16, head_dim_qk: 128, head_dim_vo: 128, is_general: true, threads: 128, shared_bytes: 70336, blocks_per_sm: 3, rows: 16 },
+    Entry { module: &DECODE, checked: &DECODE_CHECKED, name: "decode_bf16_bf16_d192", q: Element::Bf16, kv: Element::Bf16, head_dim_qk: 192, head_dim_vo: 192, is_general: false, threads: 64, shared_bytes: 51648, blocks_per_sm: 3, rows: 16 },
+    Entry { module: &DECODE, checked: &DECODE_CHECKED, name: "decode_bf16_bf16_d192_general", q: Element::Bf16, kv: Element::Bf16, head_dim_qk: 192, head_dim_vo: 192, is_general: true, threads: 64, shared_bytes: 51648, blocks_per_sm: 3, rows: 16 },
+    Entry { module: &DECODE, checked: &DECODE_CHECKED, name: "decode_bf16_bf16_d256", q: Element::Bf16, kv: Element::Bf16, head_dim_qk: 256, head_dim_vo: 256, is_general: false, threads: 64, shared_bytes: 68032, blocks_per_sm: 3, rows: 16 },
+    Entry { module: &DECODE, checked: &DECODE_CHECKED, name: "decode_bf16_bf16_d256_general", q: Element::Bf16, kv: Element::Bf16, head_dim_qk: 256, head_dim_vo: 256, is_general: true, threads: 64, shared_bytes: 68032, blocks_per_sm: 3, rows: 16 },
+    Entry { module: &DECODE, checked: &DECODE_CHECKED, name: "decode_bf16_bf16_d192x128", q: Element::Bf16, kv: Element::Bf16, head_dim_qk: 192, head_dim_vo: 128, is_general: false, threads: 64, shared_bytes: 64992, blocks_per_sm: 3, rows: 16 },
+    Entry { module: &DECODE, checked: &DECODE_CHECKED, name: "decode_bf16_bf16_d192x128_general", q: Element::Bf16, kv: Element::Bf16, head_dim_qk: 192, head_dim_vo: 128, is_general: true, threads: 64, shared_bytes: 64992, blocks_per_sm: 3, rows: 16 },
+    Entry { module: &DECODE, checked: &DECODE_CHECKED, name: "decode_bf16_fp8_d64", q: Element::Bf16, kv: Element::Fp8, head_dim_qk: 64, head_dim_vo: 64, is_general: false, threads: 128, shared_bytes: 62176, blocks_per_sm: 3, rows: 16 },
+    Entry { module: &DECODE, checked: &DECODE_CHECKED, name: "decode_bf16_fp8_d64_general", q: Element::Bf16, kv: Element::Fp8, head_dim_qk: 64, head_dim_vo: 64, is_general: true, threads: 128, shared_bytes: 62176, blocks_per_sm: 3, rows: 16 },
+    Entry { module: &DECODE, checked: &DECODE_CHECKED, name: "decode_bf16_fp8_d96", q: Element::Bf16, kv: Element::Fp8, head_dim_qk: 96, head_dim_vo: 96, is_general: false, threads: 128, shared_bytes: 58112, blocks_per_sm: 3, rows: 16 },
+    Entry { module: &DECODE, checked: &DECODE_CHECKED, name: "decode_bf16_fp8_d96_general", q: Element::Bf16, kv: Element::Fp8, head_dim_qk: 96, head_dim_vo: 96, is_general: true, threads: 128, shared_bytes: 58112, blocks_per_sm: 3, rows: 16 },
+    Entry { module: &DECODE, checked: &DECODE_CHECKED, name: "decode_bf16_fp8_d128", q: Element::Bf16, kv: Element::Fp8, head_dim_qk: 128, head_dim_vo: 128, is_general: false, threads: 128, shared_bytes: 74432, blocks_per_sm: 3, rows: 16 },
+    Entry { module: &DECODE, checked: &DECODE_CHECKED, name: "decode_bf16_fp8_d128_general", q: Element::Bf16, kv: Element::Fp8, head_dim_qk: 128, head_dim_vo: 128, is_general: true, threads: 128, shared_bytes: 74432, blocks_per_sm: 2, rows: 16 },
+    Entry { module: &DECODE, checked: &DECODE_CHECKED, name: "decode_bf16_fp8_d192", q: Element::Bf16, kv: Element::Fp8, head_dim_qk: 192, head_dim_vo: 192, is_general: false, threads: 64, shared_bytes: 53760, blocks_per_sm: 3, rows: 16 },
+    Entry { module: &DECODE, checked: &DECODE_CHECKED, name: "decode_bf16_fp8_d192_general", q: Element::Bf16, kv: Element::Fp8, head_dim_qk: 192, head_dim_vo: 192, is_general: true, threads: 64, shared_bytes: 53760, blocks_per_sm: 3, rows: 16 },
+    Entry { module: &DECODE, checked: &DECODE_CHECKED, name: "decode_bf16_fp8_d256", q: Element::Bf16, kv: Element::Fp8, head_dim_qk: 256, head_dim_vo: 256, is_general: false, threads: 64, shared_bytes: 52704, blocks_per_sm: 3, rows: 16 },
+    Entry { module: &DECODE, checked: &DECODE_CHECKED, name: "decode_bf16_fp8_d256_general", q: Element::Bf16, kv: Element::Fp8, head_dim_qk: 256, head_dim_vo: 256, is_general: true, threads: 64, shared_bytes: 52704, blocks_per_sm: 3, rows: 16 },
+    Entry { module: &DECODE, checked: &DECODE_CHECKED, name: "decode_bf16_fp8_d192x128", q: Element::Bf16, kv: Element::Fp8, head_dim_qk: 192, head_dim_vo: 128, is_general: false, threads: 64, shared_bytes: 45568, blocks_per_sm: 3, rows: 16 },
+    Entry { module: &DECODE, checked: &DECODE_CHECKED, name: "decode_bf16_fp8_d192x128_general", q: Element::Bf16, kv: Element::Fp8, head_dim_qk: 192, head_dim_vo: 128, is_general: true, threads: 64, shared_bytes: 45568, blocks_per_sm: 3, rows: 16 },
+    Entry { module: &DECODE, checked: &DECODE_CHECKED, name: "decode_f16_f16_d64", q: Element::F16, kv: Element::F16, head_dim_qk: 64, head_dim_vo: 64, is_general: false, threads: 128, shared_bytes: 74432, blocks_per_sm: 3, rows: 16 },
+    Entry { module: &DECODE, checked: &DECODE_CHECKED, name: "decode_f16_f16_d64_general", q: Element::F16, kv: Element::F16, head_dim_qk: 64, head_dim_vo: 64, is_general: true, threads: 128, shared_bytes: 74432, blocks_per_sm: 3, rows: 16 },
+    Entry { module: &DECODE, checked: &DECODE_CHECKED, name: "decode_f16_f16_d96", q: Element::F16, kv: Element::F16, head_dim_qk: 96, head_dim_vo: 96, is_general: false, threads: 128, shared_bytes: 53952, blocks_per_sm: 3, rows: 16 },
+    Entry { module: &DECODE, checked: &DECODE_CHECKED, name: "decode_f16_f16_d96_general", q: Element::F16, kv: Element::F16, head_dim_qk: 96, head_dim_vo: 96, is_general: true, threads: 128, shared_bytes: 53952, blocks_per_sm: 3, rows: 16 },
+    Entry { module: &DECODE, checked: &DECODE_CHECKED, name: "decode_f16_f16_d128", q: Element::F16, kv: Element::F16, head_dim_qk: 128, head_dim_vo: 128, is_general: false, threads: 128, shared_bytes: 70336, blocks_per_sm: 3, rows: 16 },
+    Entry { module: &DECODE, checked: &DECODE_CHECKED, name: "decode_f16_f16_d128_general", q: Element::F16, kv: Element::F16, head_dim_qk: 128, head_dim_vo: 128, is_general: true, threads: 128, shared_bytes: 70336, blocks_per_sm: 3, rows: 16 },
+    Entry { module: &DECODE, checked: &DECODE_CHECKED, name: "decode_f16_f16_d192", q: Element::F16, kv: Element::F16, head_dim_qk: 192, head_dim_vo: 192, is_general: false, threads: 64, shared_bytes: 51648, blocks_per_sm: 3, rows: 16 },
+    Entry { module: &DECODE, checked: &DECODE_CHECKED, name: "decode_f16_f16_d192_general", q: Element::F16, kv: Element::F16, head_dim_qk: 192, head_dim_vo: 192, is_general: true, threads: 64, shared_bytes: 51648, blocks_per_sm: 3, rows: 16 },
+    Entry { module: &DECODE, checked: &DECODE_CHECKED, name: "decode_f16_f16_d256", q: Element::F16, kv: Element::F16, head_dim_qk: 256, head_dim_vo: 256, is_general: false, threads: 64, shared_bytes: 68032, blocks_per_sm: 3, rows: 16 },
+    Entry { module: &DECODE, checked: &DECODE_CHECKED, name: "decode_f16_f16_d256_general", q: Element::F16, kv: Element::F16, head_dim_qk: 256, head_dim_vo: 256, is_general: true, threads: 64, shared_bytes: 68032, blocks_per_sm: 3, rows: 16 },
+    Entry { module: &DECODE, checked: &DECODE_CHECKED, name: "decode_f16_f16_d192x128", q: Element::F16, kv: Element::F16, head_dim_qk: 192, head_dim_vo: 128, is_general: false, threads: 64, shared_bytes: 64992, blocks_per_sm: 3, rows: 16 },
+    Entry { module: &DECODE, checked: &DECODE_CHECKED, name: "decode_f16_f16_d192x128_general", q: Element::F16, kv: Element::F16, head_dim_qk: 192, head_dim_vo: 128, is_general: true, threads: 64, shared_bytes: 64992, blocks_per_sm: 3, rows: 16 },
+    Entry { module: &DECODE, checked: &DECODE_CHECKED, name: "decode_f16_fp8_d64", q: Element::F16, kv: Element::Fp8, head_dim_qk: 64, head_dim_vo: 64, is_general: false, threads: 128, shared_bytes: 62176, blocks_per_sm: 3, rows: 16 },
+    Entry { module: &DECODE, checked: &DECODE_CHECKED, name: "decode_f16_fp8_d64_general", q: Element::F16, kv: Element::Fp8, head_dim_qk: 64, head_dim_vo: 64, is_general: true, threads: 128, shared_bytes: 62176, blocks_per_sm: 3, rows: 16 },
+    Entry { module: &DECODE, checked: &DECODE_CHECKED, name: "decode_f16_fp8_d96", q: Element::F16, kv: Element::Fp8, head_dim_qk: 96, head_dim_vo: 96, is_general: false, threads: 128, shared_bytes: 58112, blocks_per_sm: 3, rows: 16 },
+    Entry { module: &DECODE, checked: &DECODE_CHECKED, name: "decode_f16_fp8_d96_general", q: Element::F16, kv: Element::Fp8, head_dim_qk: 96, head_dim_vo: 96, is_general: true, threads: 128, shared_bytes: 58112, blocks_per_sm: 3, rows: 16 },
+    Entry { module: &DECODE, checked: &DECODE_CHECKED, name: "decode_f16_fp8_d128", q: Element::F16, kv: Element::Fp8, head_dim_qk: 128, head_dim_vo: 128, is_general: false, threads: 128, shared_bytes: 74432, blocks_per_sm: 3, rows: 16 },
+    Entry { module: &DECODE, checked: &DECODE_CHECKED, name: "decode_f16_fp8_d128_general", q: Element::F16, kv: Element::Fp8, head_dim_qk: 128, head_dim_vo: 128, is_general: true, threads: 128, shared_bytes: 74432, blocks_per_sm: 2, rows: 16 },
+    Entry { module: &DECODE, checked: &DECODE_CHECKED, name: "decode_f16_fp8_d192", q: Element::F16, kv: Element::Fp8, head_dim_qk: 192, head_dim_vo: 192, is_general: false, threads: 64, shared_bytes: 53760, blocks_per_sm: 3, rows: 16 },
+    Entry { module: &DECODE, checked: &DECODE_CHECKED, name: "decode_f16_fp8_d192_general", q: Element::F16, kv: Element::Fp8, head_dim_qk: 192, head_dim_vo: 192, is_general: true, threads: 64, shared_bytes: 53760, blocks_per_sm: 3, rows: 16 },
+    Entry { module: &DECODE, checked: &DECODE_CHECKED, name: "decode_f16_fp8_d256", q: Element::F16, kv: Element::Fp8, head_dim_qk: 256, head_dim_vo: 256, is_general: false, threads: 64, shared_bytes: 52704, blocks_per_sm: 3, rows: 16 },
+    Entry { module: &DECODE, checked: &DECODE_CHECKED, name: "decode_f16_fp8_d256_general", q: Element::F16, kv: Element::Fp8, head_dim_qk: 256, head_dim_vo: 256, is_general: true, threads: 64, shared_bytes: 52704, blocks_per_sm: 3, rows: 16 },
+    Entry { module: &DECODE, checked: &DECODE_CHECKED, name: "decode_f16_fp8_d192x128", q: Element::F16, kv: Element::Fp8, head_dim_qk: 192, head_dim_vo: 128, is_general: false, threads: 64, shared_bytes: 45568, blocks_per_sm: 3, rows: 16 },
+    Entry { module: &DECODE, checked: &DECODE_CHECKED, name: "decode_f16_fp8_d192x128_general", q: Element::F16, kv: Element::Fp8, head_dim_qk: 192, head_dim_vo: 128, is_general: true, threads: 64, shared_bytes: 45568, blocks_per_sm: 3, rows: 16 },
+    Entry { module: &MERGE_PARTIALS, checked: &MERGE_PARTIALS_CHECKED, name: "merge_partials_bf16", q: Element::Bf16, kv: Element::F32, head_dim_qk: 0, head_dim_vo: 0, is_general: true, threads: 256, shared_bytes: 0, blocks_per_sm: 2, rows: 0 },
+    Entry { module: &MERGE_PARTIALS, checked: &MERGE_PARTIALS_CHECKED, name: "merge_partials_f16", q: Element::F16, kv: Element::F32, head_dim_qk: 0, head_dim_vo: 0, is_general: true, threads: 256, shared_bytes: 0, blocks_per_sm: 2, rows: 0 },
+    Entry { module: &MERGE_PARTIALS, checked: &MERGE_PARTIALS_CHECKED, name: "merge_partials_f32", q: Element::F32, kv: Element::F32, head_dim_qk: 0, head_dim_vo: 0, is_general: true, threads: 256, shared_bytes: 0, blocks_per_sm: 2, rows: 0 },
+    Entry { module: &MERGE_STATES, checked: &MERGE_STATES_CHECKED, name: "merge_states_bf16", q: Element::Bf16, kv: Element::Bf16, head_dim_qk: 0, head_dim_vo: 0, is_general: true, threads: 256, shared_bytes: 0, blocks_per_sm: 8, rows: 0 },
+    Entry { module: &MERGE_STATES, checked: &MERGE_STATES_CHECKED, name: "merge_states_f16", q: Element::F16, kv: Element::F16, head_dim_qk: 0, head_dim_vo: 0, is_general: true, threads: 256, shared_bytes: 0, blocks_per_sm: 8, rows: 0 },
+    Entry { module: &MERGE_STATES, checked: &MERGE_STATES_CHECKED, name: "merge_states_f32", q: Element::F32, kv: Element::F32, head_dim_qk: 0, head_dim_vo: 0, is_general: true, threads: 256, shared_bytes: 0, blocks_per_sm: 8, rows: 0 },
+    Entry { module: &PLAIN, checked: &PLAIN_CHECKED, name: "plain_f32_f32", q: Element::F32, kv: Element::F32, head_dim_qk: 0, head_dim_vo: 0, is_general: true, threads: 128, shared_bytes: 0, blocks_per_sm: 8, rows: 0 },
+    Entry { module: &PLAIN, checked: &PLAIN_CHECKED, name: "plain_bf16_bf16", q: Element::Bf16, kv: Element::Bf16, head_dim_qk: 0, head_dim_vo: 0, is_general: true, threads: 128, shared_bytes: 0, blocks_per_sm: 8, rows: 0 },
+    Entry { module: &PLAIN, checked: &PLAIN_CHECKED, name: "plain_bf16_fp8", q: Element::Bf16, kv: Element::Fp8, head_dim_qk: 0, head_dim_vo: 0, is_general: true, threads: 128, shared_bytes: 0, blocks_per_sm: 8, rows: 0 },
+    Entry { module: &PLAIN, checked: &PLAIN_CHECKED, name: "plain_f16_f16", q: Element::F16, kv: Element::F16, head_dim_qk: 0, head_dim_vo: 0, is_general: true, threads: 128, shared_bytes: 0, blocks_per_sm: 8, rows: 0 },
+    Entry { module: &PLAIN, checked: &PLAIN_CHECKED, name: "plain_f16_fp8", q: Element::F16, kv: Element::Fp8, head_dim_qk: 0, head_dim_vo: 0, is_general: true, threads: 128, shared_bytes: 0, blocks_per_sm: 8, rows: 0 },
+    Entry { module: &STORE_KV, checked: &STORE_KV_CHECKED, name: "store_kv_bf16_bf16", q: Element::Bf16, kv: Element::Bf16, head_dim_qk: 0, head_dim_vo: 0, is_general: true, threads: 256, shared_bytes: 0, blocks_per_sm: 8, rows: 0 },
+    Entry { module: &STORE_KV, checked: &STORE_KV_CHECKED, name: "store_kv_bf16_fp8", q: Element::Bf16, kv: Element::Fp8, head_dim_qk: 0, head_dim_vo: 0, is_general: true, threads: 256, shared_bytes: 0, blocks_per_sm: 8, rows: 0 },
+    Entry { module: &STORE_KV, checked: &STORE_KV_CHECKED, name: "store_kv_f16_f16", q: Element::F16, kv: Element::F16, head_dim_qk: 0, head_dim_vo: 0, is_general: true, threads: 256, shared_bytes: 0, blocks_per_sm: 8, rows: 0 },
+    Entry { module: &STORE_KV, checked: &STORE_KV_CHECKED, name: "store_kv_f16_fp8", q: Element::F16, kv: Element::Fp8, head_dim_qk: 0, head_dim_vo: 0, is_general: true, threads: 256, shared_bytes: 0, blocks_per_sm: 8, rows: 0 },
+    Entry { module: &STORE_KV, checked: &STORE_KV_CHECKED, name: "store_kv_f32_f32", q: Element::F32, kv: Element::F32, head_dim_qk: 0, head_dim_vo: 0, is_general: true, threads: 256, shared_bytes: 0, blocks_per_sm: 8, rows: 0 },
+    Entry { module: &STORE_KV, checked: &STORE_KV_CHECKED, name: "store_kv_f32_fp8", q: Element::F32, kv: Element::Fp8, head_dim_qk: 0, head_dim_vo: 0, is_general: true, threads: 256, shared_bytes: 0, blocks_per_sm: 8, rows: 0 },
+];

@@ -1,0 +1,193 @@
+//! Launches the kernels of one layer. The only unsafe code outside `device`: each launch promises what `params.h` asks.
+//!
+//! What makes the promises true: tables come from a validated batch, views were checked against the layer, the step and
+//! for alignment, workspace and tables were sized by the functions that carve them, and all of them live until work
+//! given later to the same stream.
+
+use std::sync::Arc;
+
+use attn_metadata::{Layer, ModelSpec};
+
+use crate::device::{CudaKv, CudaLseMut, CudaTensor, CudaTensorMut, Device, DeviceError, Kernel, LaunchShape};
+use crate::entry::Entry;
+use crate::kernel_set::{KernelSet, LayerConstants};
+use crate::params::{AttnParams, StoreKvParams, page_division};
+use crate::step::CudaStep;
+
+/// Thread blocks a multiprocessor for kernels that stream over rows.
+const STREAM_BLOCKS_PER_SM: u32 = 4;
+
+/// One layer's call.
+pub(crate) struct LayerCall<'a> {
+    pub(crate) device: &'a Device,
+    pub(crate) kernels: &'a KernelSet,
+    pub(crate) model: &'a ModelSpec,
+    pub(crate) layer: &'a Layer,
+    pub(crate) constants: &'a LayerConstants,
+    pub(crate) step: &'a CudaStep,
+    pub(crate) group: usize,
+    pub(crate) cache: &'a CudaKv,
+    /// Where checked kernels leave their record; 0: kernels do not check.
+    pub(crate) check: u64,
+}
+
+/// New KV.
+pub(crate) struct NewKv<'a> {
+    pub(crate) k: CudaTensor<'a>,
+    pub(crate) v: CudaTensor<'a>,
+}
+
+impl LayerCall<'_> {
+    /// Writes new KV to the step's slots.
+    pub(crate) fn store(&self, new: &NewKv<'_>) -> Result<(), DeviceError> {
+        let entry = self.constants.kernels.store;
+        let params = self.store_params(new);
+        let num_rows = self.step.num_rows;
+        let grid = num_rows.min(self.streaming_blocks());
+        let kernel = self.kernels.store(self.device, entry, self.check != 0)?;
+        let shape = self.shape(&kernel, entry, grid);
+        // SAFETY: see the module: slots are in the pool or negative, k and v have a row for each slot.
+        unsafe { kernel.launch(&shape, &params) }
+    }
+
+    /// Attends, all parts of the plan, then merges what was split.
+    pub(crate) fn attend(
+        &self,
+        q: CudaTensor<'_>,
+        out: &CudaTensorMut<'_>,
+        lse: Option<&CudaLseMut<'_>>,
+    ) -> Result<(), DeviceError> {
+        let params = self.attn_params(q, out, lse);
+        let tables = &self.step.groups[self.group];
+        for part in tables.parts.iter().filter(|part| part.grid > 0) {
+            let pair = if part.is_decode { self.constants.kernels.decode } else { Some(self.constants.kernels.extend) };
+            let entry = pair.expect("a part for decoding has its kernel").of(self.step.has_mask);
+            let params = AttnParams { step: part.step, tiles: part.tiles, ranges: part.ranges, ..params };
+            let kernel = self.kernels.attention(self.device, entry, self.check != 0)?;
+            let shape = self.shape(&kernel, entry, part.grid);
+            // SAFETY: see the module.
+            unsafe { kernel.launch(&shape, &params) }?;
+        }
+        if tables.merge_grid == 0 {
+            return Ok(());
+        }
+        let entry = self.constants.kernels.merge;
+        let params = AttnParams { step: tables.merge_step, tiles: tables.tiles, ..params };
+        let kernel = self.kernels.attention(self.device, entry, self.check != 0)?;
+        let shape = self.shape(&kernel, entry, tables.merge_grid.min(self.streaming_blocks()));
+        // SAFETY: see the module.
+        unsafe { kernel.launch(&shape, &params) }
+    }
+
+    fn streaming_blocks(&self) -> u32 {
+        STREAM_BLOCKS_PER_SM * self.device.properties().num_sms
+    }
+
+    /// Kernels of images for 9.0 and newer wait inside for the one before.
+    fn shape<P: crate::device::KernelParams>(&self, kernel: &Kernel<P>, entry: &Entry, grid: u32) -> LaunchShape {
+        LaunchShape {
+            grid,
+            block: entry.threads,
+            cluster: 1,
+            shared_bytes: entry.shared_bytes,
+            is_programmatic: kernel.image_arch() >= 90,
+        }
+    }
+
+    fn attn_params(&self, q: CudaTensor<'_>, out: &CudaTensorMut<'_>, lse: Option<&CudaLseMut<'_>>) -> AttnParams {
+        let (heads, layer, step) = (self.layer.heads(), self.layer, self.step);
+        let (k, v) = (self.cache.k(), self.cache.v());
+        let tables = &step.groups[self.group];
+        let (page_magic, page_shift) = page_division(self.model.page_size().get());
+        let address = |buffer: &Option<Arc<crate::device::DeviceBuffer>>| buffer.as_ref().map_or(0, |b| b.address());
+        AttnParams {
+            q: q.address(),
+            out: out.address(),
+            lse: lse.map_or(0, CudaLseMut::address),
+            k: self.cache.plane_address(&k),
+            v: self.cache.plane_address(&v),
+            kv_indices: step.kv_indices,
+            merge_units: tables.merge_units,
+            partial_out: tables.workspace.partial_out,
+            partial_lse: tables.workspace.partial_lse,
+            sinks: address(&self.constants.sinks),
+            alibi_slopes: address(&self.constants.alibi_slopes),
+            custom_mask: step.mask,
+            check: self.check,
+            q_stride_row: wide(q.row_stride()),
+            q_stride_head: wide(q.head_stride()),
+            out_stride_row: wide(out.row_stride()),
+            out_stride_head: wide(out.head_stride()),
+            k_stride_page: wide(k.strides.page),
+            k_stride_token: wide(k.strides.token),
+            k_stride_head: wide(k.strides.head),
+            v_stride_page: wide(v.strides.page),
+            v_stride_token: wide(v.strides.token),
+            v_stride_head: wide(v.strides.head),
+            num_rows: count(step.num_rows),
+            num_qo_heads: count(heads.num_qo_heads),
+            num_kv_heads: count(heads.num_kv_heads),
+            group_size: count(heads.group_size()),
+            page_size: count(self.model.page_size().get()),
+            page_magic,
+            page_shift,
+            causal: i32::from(layer.is_causal()),
+            window_left: layer.window_left().map_or(-1, |w| i32::try_from(w).unwrap_or(i32::MAX)),
+            sm_scale: layer.sm_scale(),
+            softcap: layer.softcap().unwrap_or(0.0),
+            k_scale: self.cache.format().k_scale(),
+            v_scale: self.cache.format().v_scale(),
+            head_dim_qk: count(heads.head_dim_qk),
+            head_dim_vo: count(heads.head_dim_vo),
+            num_pages: count(self.cache.shape().num_pages),
+            num_kv_indices: step.num_kv_indices,
+            num_partial_rows: tables.workspace.num_rows,
+            ..AttnParams::default()
+        }
+    }
+
+    fn store_params(&self, new: &NewKv<'_>) -> StoreKvParams {
+        let heads = self.layer.heads();
+        let (k, v) = (self.cache.k(), self.cache.v());
+        let (page_magic, page_shift) = page_division(self.model.page_size().get());
+        StoreKvParams {
+            k: new.k.address(),
+            v: new.v.address(),
+            k_cache: self.cache.plane_address(&k),
+            v_cache: self.cache.plane_address(&v),
+            slots: self.step.slots,
+            check: self.check,
+            k_stride_row: wide(new.k.row_stride()),
+            k_stride_head: wide(new.k.head_stride()),
+            v_stride_row: wide(new.v.row_stride()),
+            v_stride_head: wide(new.v.head_stride()),
+            k_cache_stride_page: wide(k.strides.page),
+            k_cache_stride_token: wide(k.strides.token),
+            k_cache_stride_head: wide(k.strides.head),
+            v_cache_stride_page: wide(v.strides.page),
+            v_cache_stride_token: wide(v.strides.token),
+            v_cache_stride_head: wide(v.strides.head),
+            num_rows: count(self.step.num_rows),
+            num_kv_heads: count(heads.num_kv_heads),
+            head_dim_qk: count(heads.head_dim_qk),
+            head_dim_vo: count(heads.head_dim_vo),
+            page_size: count(self.model.page_size().get()),
+            page_magic,
+            page_shift,
+            k_scale: self.cache.format().k_scale(),
+            v_scale: self.cache.format().v_scale(),
+            num_pages: count(self.cache.shape().num_pages),
+            ..StoreKvParams::default()
+        }
+    }
+}
+
+/// A stride: views lie in memory, so it fits.
+fn wide(stride: usize) -> i64 {
+    i64::try_from(stride).unwrap_or(i64::MAX)
+}
+
+/// A count: the waist's are below 2³¹.
+fn count(n: u32) -> i32 {
+    i32::try_from(n).unwrap_or(i32::MAX)
+}

@@ -1,0 +1,159 @@
+//! Owns how a group of layers is planned for its kernels: tiles, chunks, grids, and bounds over all batches of a bucket.
+
+use attn_metadata::plan::{Chunking, Plan, PlanConfig, workspace_requirement};
+use attn_metadata::{Batch, BatchLimits, Bucket, CaptureLimits, ModelSpec, PlanGroup, PoolShape};
+
+use crate::entry::{LayerKernels, Pair};
+use crate::step::Grids;
+use crate::tables::{Contents, GroupPlan, GroupSizes, Part, PartSizes, merge_unit_bound};
+
+/// Tokens of a chunk: the unit of numerics, for requests that decode.
+const DECODE_CHUNK_LEN: u32 = 512;
+/// The same for requests that extend.
+const EXTEND_CHUNK_LEN: u32 = 1024;
+/// Requests with more query tokens than this are not split: their tiles and heads fill the GPU.
+const MAX_SPLIT_Q_LEN: u32 = 128;
+/// Query rows of a tile where the kernel takes any number.
+const ANY_ROWS: u32 = 16;
+/// Cost of starting a unit, in KV tokens of one query token.
+const UNIT_OVERHEAD: u32 = 64;
+
+/// How one group of layers is planned.
+#[derive(Clone, Debug)]
+pub(crate) struct GroupPolicy {
+    group: PlanGroup,
+    decode: Option<PlanConfig>,
+    extend: PlanConfig,
+    /// Query tokens of a request that decodes, at most; 0: none does.
+    max_decode_q_len: u32,
+    labels: [&'static str; 2],
+}
+
+impl GroupPolicy {
+    /// The policies of a model's groups; `kernels` are those of its layers.
+    pub(crate) fn of_model(model: &ModelSpec, kernels: &[LayerKernels], num_sms: u32) -> Vec<Self> {
+        let of_group = |(index, group): (usize, &PlanGroup)| {
+            let of_layers = || kernels.iter().enumerate().filter(move |(l, _)| model.group_of(*l) == Some(index));
+            let first = of_layers().next().map(|(_, kernels)| *kernels).expect("a group has a layer");
+            // Layers of one group may have softcap or not, and so different kernels: the plan fits them all.
+            let decode = of_layers().map(|(_, k)| k.decode).collect::<Option<Vec<Pair>>>();
+            let extend: Vec<Pair> = of_layers().map(|(_, k)| k.extend).collect();
+            let chunking = Chunking { chunk_len: EXTEND_CHUNK_LEN, max_q_len: MAX_SPLIT_Q_LEN };
+            let decode_chunking = Chunking { chunk_len: DECODE_CHUNK_LEN, max_q_len: u32::MAX };
+            let decode_config = decode.as_ref().map(|pairs| config(group, pairs, decode_chunking, num_sms));
+            Self {
+                group: *group,
+                max_decode_q_len: decode_config.map_or(0, |config| config.tile_len),
+                decode: decode_config,
+                extend: config(group, &extend, chunking, num_sms),
+                labels: [label(first.decode.map_or("plain", |pair| pair.family())), label(first.extend.family())],
+            }
+        };
+        model.groups().iter().enumerate().map(of_group).collect()
+    }
+
+    /// Whether there is a kernel for decoding in every layer of the group.
+    pub(crate) const fn decodes(&self) -> bool {
+        self.decode.is_some()
+    }
+
+    /// Name of a part's kernel, for reports.
+    pub(crate) const fn label(&self, is_decode: bool) -> &'static str {
+        if is_decode { self.labels[0] } else { self.labels[1] }
+    }
+
+    /// An empty plan.
+    pub(crate) fn plan(&self, pool: PoolShape) -> GroupPlan {
+        let part = |config: PlanConfig| Part { plan: Plan::new(config, self.group), batch: Batch::empty(pool) };
+        GroupPlan { decode: self.decode.map(part), extend: part(self.extend), max_decode_q_len: self.max_decode_q_len }
+    }
+
+    /// Query tokens of one request that a captured bucket takes: a bucket of one row a request is for decoding alone,
+    /// and nothing else is recorded for it.
+    pub(crate) const fn max_q_len(&self, bucket: Bucket) -> u32 {
+        if self.is_decode_bucket(bucket) { self.max_decode_q_len } else { u32::MAX }
+    }
+
+    const fn is_decode_bucket(&self, bucket: Bucket) -> bool {
+        self.decodes() && bucket.num_rows <= bucket.num_requests
+    }
+
+    /// Grids for the batch of a plan.
+    pub(crate) fn eager_grids(&self, plan: &GroupPlan, contents: Contents<'_>) -> Grids {
+        let zeroes = contents.batch.writes_padding() && contents.batch.num_used_rows() < contents.num_rows;
+        let grid = |part: &Part, is_first: bool| match part.plan.num_units() {
+            0 if !(is_first && zeroes) => 0,
+            _ => part.plan.config().num_workers,
+        };
+        let decode = plan.decode.as_ref().map_or(0, |part| grid(part, true));
+        let extend = grid(&plan.extend, plan.decode.is_none());
+        Grids { decode, extend, merge: u32::try_from(plan.sizes().num_merge_units).unwrap_or(u32::MAX) }
+    }
+
+    /// Grids for every batch of a bucket.
+    pub(crate) fn captured_grids(&self, group: &PlanGroup, limits: &CaptureLimits, bucket: Bucket) -> Grids {
+        let sizes = self.size_bound(group, limits, bucket);
+        Grids {
+            decode: self.decode.map_or(0, |config| config.num_workers),
+            extend: if self.is_decode_bucket(bucket) { 0 } else { self.extend.num_workers },
+            merge: u32::try_from(sizes.num_merge_units).unwrap_or(u32::MAX),
+        }
+    }
+
+    /// Rows of partial states of any batch of a bucket.
+    pub(crate) fn partial_row_bound(&self, group: &PlanGroup, limits: &CaptureLimits, bucket: Bucket) -> u64 {
+        self.parts(bucket).map(|config| partial_rows(config, group, limits, bucket)).sum()
+    }
+
+    /// Room for the tables of any batch of a bucket.
+    pub(crate) fn size_bound(&self, group: &PlanGroup, limits: &CaptureLimits, bucket: Bucket) -> GroupSizes {
+        let part = |config: &PlanConfig| PartSizes {
+            // A request's last tile may be short.
+            num_tiles: (bucket.num_requests as usize + (bucket.num_rows / config.tile_len) as usize)
+                .min(bucket.num_rows as usize),
+            num_ranges: config.num_workers as usize,
+        };
+        let num_heads = u64::from(group.heads.num_qo_heads);
+        let merge_units = |config: &PlanConfig| {
+            let chunks = partial_rows(config, group, limits, bucket) / (u64::from(bucket.num_rows) * num_heads).max(1);
+            merge_unit_bound(bucket.num_rows, group.heads.num_qo_heads, chunks)
+        };
+        // A row is of one part or the other.
+        let num_merge_units = self.parts(bucket).map(merge_units).max().unwrap_or(0);
+        GroupSizes { decode: self.decode.as_ref().map(part), extend: part(&self.extend), num_merge_units }
+    }
+
+    /// Configurations of the parts that a bucket records.
+    fn parts(&self, bucket: Bucket) -> impl Iterator<Item = &PlanConfig> {
+        let extend = (!self.is_decode_bucket(bucket)).then_some(&self.extend);
+        self.decode.iter().chain(extend)
+    }
+}
+
+fn partial_rows(config: &PlanConfig, group: &PlanGroup, limits: &CaptureLimits, bucket: Bucket) -> u64 {
+    let max =
+        BatchLimits { max_rows: bucket.num_rows, max_requests: bucket.num_requests, max_kv_len: limits.max_kv_len };
+    let layout = workspace_requirement(config, group, &max);
+    (layout.partial_lse.bytes.end - layout.partial_lse.bytes.start) / size_of::<f32>() as u64
+}
+
+fn config(group: &PlanGroup, pairs: &[Pair], chunking: Chunking, num_sms: u32) -> PlanConfig {
+    let rows = pairs.iter().map(Pair::rows).min().unwrap_or(u32::MAX);
+    let rows = if rows == u32::MAX { ANY_ROWS } else { rows };
+    let blocks = pairs.iter().map(Pair::blocks_per_sm).min().unwrap_or(1);
+    PlanConfig {
+        tile_len: (rows / group.heads.group_size()).max(1),
+        chunking,
+        num_workers: (num_sms * blocks).max(1),
+        unit_overhead: UNIT_OVERHEAD,
+    }
+}
+
+fn label(family: &str) -> &'static str {
+    match family {
+        "decode" => "cuda/decode",
+        "extend" => "cuda/extend",
+        "extend_sm90" => "cuda/extend_sm90",
+        _ => "cuda/plain",
+    }
+}

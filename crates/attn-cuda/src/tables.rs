@@ -1,0 +1,341 @@
+//! Owns a step's tables as the kernels read them: which sections there are, where each begins, what is in it.
+//!
+//! The host plans ([`GroupPlan`]), then writes all sections into one pinned buffer, and one copy takes them to the
+//! device. For a captured step the sections have room for every batch that fits the bucket, so that their addresses
+//! stay what was recorded; the page table comes last, so that the copy ends with what is used of it.
+
+use attn_metadata::plan::{Plan, Tile};
+use attn_metadata::{Batch, Request, SubBatch};
+use kvpool::Slot;
+
+use crate::params::{AttnMergeUnit, AttnRange, AttnStep, AttnTile};
+
+/// Heads of a merge unit at most: `kMergeHeads` of `kernels/params.h`.
+const MERGE_HEADS: u32 = 8;
+/// Chunks that one warp merges: `kMergeWarpChunks` of `kernels/params.h`.
+const MERGE_WARP_CHUNKS: u32 = 32;
+/// Sections begin at multiples of this.
+const ALIGN_BYTES: usize = 256;
+
+/// The plan of one group of layers: requests that decode, and those that extend.
+#[derive(Debug)]
+pub(crate) struct GroupPlan {
+    /// `None`: there is no kernel for decoding, all requests extend.
+    pub(crate) decode: Option<Part>,
+    pub(crate) extend: Part,
+    /// Query tokens of a request that decodes, at most.
+    pub(crate) max_decode_q_len: u32,
+}
+
+/// The plan of some requests.
+#[derive(Debug)]
+pub(crate) struct Part {
+    pub(crate) plan: Plan,
+    /// The requests that it is for.
+    pub(crate) batch: Batch,
+}
+
+impl Part {
+    fn update(&mut self, batch: &Batch, role: SubBatch, keep: impl Fn(&Request) -> bool) {
+        batch.select_into(&mut self.batch, role, keep);
+        self.plan.update(&self.batch);
+    }
+}
+
+impl GroupPlan {
+    /// Plans a batch. Reuses memory.
+    pub(crate) fn update(&mut self, batch: &Batch) {
+        let max = if self.decode.is_some() { self.max_decode_q_len } else { 0 };
+        if let Some(decode) = &mut self.decode {
+            decode.update(batch, SubBatch::First, |r| r.q_len <= max);
+        }
+        let role = if self.decode.is_some() { SubBatch::Later } else { SubBatch::First };
+        self.extend.update(batch, role, |r| r.q_len > max);
+    }
+
+    /// The parts in order of launch: the first writes the padding rows.
+    pub(crate) fn parts(&self) -> impl Iterator<Item = &Part> {
+        self.decode.iter().chain(std::iter::once(&self.extend))
+    }
+
+    /// Rows of partial states of all parts.
+    pub(crate) fn num_partial_rows(&self) -> u64 {
+        self.parts().map(|part| part.plan.num_partial_rows()).sum()
+    }
+
+    /// Room that a batch's tables need.
+    pub(crate) fn sizes(&self) -> GroupSizes {
+        let part = |part: &Part| PartSizes { num_tiles: part.plan.tiles().len(), num_ranges: part.plan.ranges().len() };
+        let num_merge_units = self.parts().map(|part| merge_units(&part.plan).count()).sum();
+        GroupSizes { decode: self.decode.as_ref().map(part), extend: part(&self.extend), num_merge_units }
+    }
+}
+
+/// Room for the tables of one part.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct PartSizes {
+    pub(crate) num_tiles: usize,
+    pub(crate) num_ranges: usize,
+}
+
+/// Room for the tables of one group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct GroupSizes {
+    pub(crate) decode: Option<PartSizes>,
+    pub(crate) extend: PartSizes,
+    pub(crate) num_merge_units: usize,
+}
+
+/// Where the tables of one part begin, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct PartOffsets {
+    pub(crate) step: usize,
+    pub(crate) tiles: usize,
+    pub(crate) ranges: usize,
+}
+
+/// Where the tables of one group begin, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct GroupOffsets {
+    /// Of the requests that decode; unused where there is no kernel for them.
+    pub(crate) decode: PartOffsets,
+    pub(crate) extend: PartOffsets,
+    /// Head for merging, over the tiles of all parts.
+    pub(crate) merge_step: usize,
+    /// Tiles of all parts, one after the other.
+    pub(crate) tiles: usize,
+    pub(crate) merge_units: usize,
+}
+
+/// Where every section begins, in bytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Offsets {
+    pub(crate) groups: Vec<GroupOffsets>,
+    pub(crate) slots: usize,
+    pub(crate) mask: usize,
+    pub(crate) kv_indices: usize,
+    /// Bytes of all sections.
+    pub(crate) len: usize,
+}
+
+/// Room for everything besides the groups.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Sizes {
+    pub(crate) num_slots: usize,
+    pub(crate) mask_bytes: usize,
+    pub(crate) num_kv_indices: usize,
+}
+
+/// Gives out aligned places one after the other.
+struct Carver {
+    at: usize,
+}
+
+impl Carver {
+    fn take<T>(&mut self, count: usize) -> usize {
+        let begin = self.at;
+        self.at = (begin + count * size_of::<T>()).next_multiple_of(ALIGN_BYTES);
+        begin
+    }
+}
+
+impl Offsets {
+    /// Lays out the sections. Reuses memory.
+    pub(crate) fn update(&mut self, groups: impl Iterator<Item = GroupSizes>, sizes: Sizes) {
+        let mut carver = Carver { at: 0 };
+        self.groups.clear();
+        self.groups.extend(groups.map(|sizes| GroupOffsets::carve(&mut carver, &sizes)));
+        self.slots = carver.take::<i32>(sizes.num_slots);
+        self.mask = carver.take::<u8>(sizes.mask_bytes);
+        self.kv_indices = carver.take::<i32>(sizes.num_kv_indices);
+        self.len = carver.at;
+    }
+
+    /// Bytes up to the end of what a batch uses of the page table.
+    pub(crate) const fn used_len(&self, num_kv_indices: usize) -> usize {
+        self.kv_indices + num_kv_indices * size_of::<i32>()
+    }
+}
+
+impl GroupOffsets {
+    fn carve(carver: &mut Carver, sizes: &GroupSizes) -> Self {
+        let decode = sizes.decode.unwrap_or_default();
+        let tiles = carver.take::<AttnTile>(decode.num_tiles + sizes.extend.num_tiles);
+        let extend_tiles = tiles + decode.num_tiles * size_of::<AttnTile>();
+        let mut part = |tiles, num_ranges| PartOffsets {
+            step: carver.take::<AttnStep>(1),
+            tiles,
+            ranges: carver.take::<AttnRange>(num_ranges),
+        };
+        let decode = part(tiles, decode.num_ranges);
+        let extend = part(extend_tiles, sizes.extend.num_ranges);
+        let merge_step = carver.take::<AttnStep>(1);
+        let merge_units = carver.take::<AttnMergeUnit>(sizes.num_merge_units);
+        Self { decode, extend, merge_step, tiles, merge_units }
+    }
+
+    /// Place of a part's first tile among the tiles of all parts.
+    const fn first_tile(&self, part: &PartOffsets) -> usize {
+        (part.tiles - self.tiles) / size_of::<AttnTile>()
+    }
+}
+
+/// What is written besides the plans.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Contents<'a> {
+    pub(crate) batch: &'a Batch,
+    /// Rows of q and out, padding included: the bucket's for a captured step.
+    pub(crate) num_rows: u32,
+}
+
+/// Writes all sections of a step.
+pub(crate) fn write(bytes: &mut [u8], offsets: &Offsets, plans: &[GroupPlan], contents: Contents<'_>) {
+    for (group, plan) in offsets.groups.iter().zip(plans) {
+        write_group(bytes, group, plan, contents);
+    }
+    let Contents { batch, num_rows } = contents;
+    if let Some(slots) = batch.slot_mapping() {
+        let to = section::<i32>(bytes, offsets.slots, num_rows as usize);
+        to.fill(-1);
+        to.iter_mut().zip(slots).for_each(|(to, slot)| *to = raw_slot(*slot));
+    }
+    if let Some(mask) = batch.custom_mask() {
+        section::<u8>(bytes, offsets.mask, mask.bytes().len()).copy_from_slice(mask.bytes());
+    }
+    let indices = batch.kv_indices();
+    section::<i32>(bytes, offsets.kv_indices, indices.len()).copy_from_slice(indices);
+}
+
+fn write_group(bytes: &mut [u8], offsets: &GroupOffsets, plan: &GroupPlan, contents: Contents<'_>) {
+    let num_rows = contents.num_rows;
+    let zeroes_padding = contents.batch.writes_padding();
+    let (mut first_partial, mut num_units) = (0, 0);
+    let extend = (&plan.extend, &offsets.extend);
+    let parts = plan.decode.iter().map(|part| (part, &offsets.decode)).chain([extend]);
+    for (index, (part, at)) in parts.enumerate() {
+        let tiles = part.plan.tiles();
+        let zero_begin = if index == 0 && zeroes_padding { contents.batch.num_used_rows() } else { num_rows };
+        let step = AttnStep {
+            num_tiles: narrow(tiles.len()),
+            num_ranges: narrow(part.plan.ranges().len()),
+            num_merge_units: 0,
+            zero_begin: narrow(zero_begin),
+        };
+        section::<AttnStep>(bytes, at.step, 1)[0] = step;
+        let to = section::<AttnTile>(bytes, at.tiles, tiles.len());
+        for (to, tile) in to.iter_mut().zip(tiles) {
+            *to = device_tile(tile, &part.batch, first_partial);
+        }
+        let to = section::<AttnRange>(bytes, at.ranges, part.plan.ranges().len());
+        for (to, range) in to.iter_mut().zip(part.plan.ranges()) {
+            let first = range.first;
+            let num_units = narrow(range.num_units);
+            let [tile, kv_head, chunk] = [first.tile, first.kv_head, first.chunk].map(narrow);
+            *to = AttnRange { tile, kv_head, chunk, num_units };
+        }
+        let tile_base = offsets.first_tile(at);
+        let units = merge_units(&part.plan).map(|unit| unit.to_device(part, tile_base));
+        let count = merge_units(&part.plan).count();
+        let begin = offsets.merge_units + num_units * size_of::<AttnMergeUnit>();
+        section::<AttnMergeUnit>(bytes, begin, count).iter_mut().zip(units).for_each(|(to, unit)| *to = unit);
+        num_units += count;
+        first_partial += part.plan.num_partial_rows();
+    }
+    let num_tiles = offsets.first_tile(&offsets.extend) + plan.extend.plan.tiles().len();
+    let step = AttnStep {
+        num_tiles: narrow(num_tiles),
+        num_ranges: 0,
+        num_merge_units: narrow(num_units),
+        zero_begin: narrow(num_rows),
+    };
+    section::<AttnStep>(bytes, offsets.merge_step, 1)[0] = step;
+}
+
+fn device_tile(tile: &Tile, batch: &Batch, first_partial: u64) -> AttnTile {
+    let request = &batch.requests()[tile.request as usize];
+    let mask_begin = request.mask_start + u64::from(tile.q_begin) * u64::from(request.kv_len);
+    AttnTile {
+        mask_begin: i64::try_from(mask_begin).expect("a mask is in memory"),
+        request: narrow(tile.request),
+        q_begin: narrow(request.q_start + tile.q_begin),
+        q_len: narrow(tile.q_len),
+        q_pos: i32::try_from(request.position(tile.q_begin)).expect("positions are below 2^31"),
+        kv_begin: narrow(tile.kv_begin),
+        kv_end: narrow(tile.kv_end),
+        kv_len: narrow(request.kv_len),
+        pages_begin: narrow(request.pages_start),
+        chunk_len: i32::try_from(tile.chunk_len).unwrap_or(i32::MAX),
+        num_chunks: narrow(tile.num_chunks),
+        first_partial: if tile.is_split() { narrow(first_partial + tile.first_partial) } else { 0 },
+        reserved: [0; 3],
+    }
+}
+
+/// A merge unit before its tile and row have their places.
+struct MergeUnit {
+    tile: usize,
+    token: u32,
+    head_begin: u32,
+    num_heads: u32,
+}
+
+impl MergeUnit {
+    fn to_device(&self, part: &Part, tile_base: usize) -> AttnMergeUnit {
+        let tile = &part.plan.tiles()[self.tile];
+        let request = &part.batch.requests()[tile.request as usize];
+        AttnMergeUnit {
+            row: narrow(request.q_start + tile.q_begin + self.token),
+            tile: narrow(tile_base + self.tile),
+            head_begin: narrow(self.head_begin),
+            num_heads: narrow(self.num_heads),
+        }
+    }
+}
+
+/// Heads of a merge unit of a tile.
+const fn merge_heads(num_chunks: u32) -> u32 {
+    if num_chunks > MERGE_WARP_CHUNKS { 1 } else { MERGE_HEADS }
+}
+
+fn merge_units(plan: &Plan) -> impl Iterator<Item = MergeUnit> + '_ {
+    let num_heads = plan.group().heads.num_qo_heads;
+    let split = plan.tiles().iter().enumerate().filter(|(_, tile)| tile.is_split());
+    split.flat_map(move |(index, tile)| {
+        let step = merge_heads(tile.num_chunks);
+        (0..tile.q_len).flat_map(move |token| {
+            (0..num_heads).step_by(step as usize).map(move |head_begin| MergeUnit {
+                tile: index,
+                token,
+                head_begin,
+                num_heads: step.min(num_heads - head_begin),
+            })
+        })
+    })
+}
+
+/// Merge units of `num_rows` rows at most, whatever the chunks.
+pub(crate) fn merge_unit_bound(num_rows: u32, num_heads: u32, max_chunks: u64) -> usize {
+    let step = if max_chunks > u64::from(MERGE_WARP_CHUNKS) { 1 } else { MERGE_HEADS };
+    if max_chunks > 1 { num_rows as usize * num_heads.div_ceil(step) as usize } else { 0 }
+}
+
+fn raw_slot(slot: Slot) -> i32 {
+    slot.raw()
+}
+
+/// `count` values of a section.
+fn section<T: bytemuck::Pod>(bytes: &mut [u8], at: usize, count: usize) -> &mut [T] {
+    bytemuck::cast_slice_mut(&mut bytes[at..at + count * size_of::<T>()])
+}
+
+/// Table entries are 32-bit: batches count rows, pages and tokens below 2³¹, plans were checked.
+fn narrow<T: TryInto<i32>>(value: T) -> i32
+where
+    T::Error: std::fmt::Debug,
+{
+    value.try_into().expect("table entries fit 31 bits")
+}
+
+#[cfg(test)]
+#[path = "tables_tests.rs"]
+mod tests;

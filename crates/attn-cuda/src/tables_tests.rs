@@ -1,0 +1,248 @@
+//! Tables are read back as a kernel reads them: every unit once, every split row merged once, nothing out of bounds.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use attn_metadata::{
+    Batch, Bucket, CaptureLimits, HeadShape, Layer, LayerParams, ModelSpec, PlanGroup, PoolShape, RawBatch,
+};
+use kvpool::{Dtype, KvDtype, PageSize, Slot};
+
+use super::*;
+use crate::entry::{Limits, kernels_of};
+use crate::policy::GroupPolicy;
+
+const HOPPER: Limits = Limits { capability: (9, 0), shared_bytes: 232_448 };
+const PAGE: u32 = 16;
+
+struct Rng(u64);
+
+impl Rng {
+    fn below(&mut self, bound: u32) -> u32 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        u32::try_from(self.0 >> 33).unwrap() % bound
+    }
+}
+
+fn model(heads: HeadShape, window_left: Option<u32>) -> Arc<ModelSpec> {
+    let layer = Layer::new(LayerParams { window_left, ..LayerParams::causal(heads) }).unwrap();
+    let page_size = PageSize::new(PAGE).unwrap();
+    Arc::new(ModelSpec::new(vec![layer], Dtype::Bf16, KvDtype::Bf16, page_size).unwrap())
+}
+
+fn policy(model: &ModelSpec, num_sms: u32) -> GroupPolicy {
+    let kernels = kernels_of(model, &model.layers()[0], &HOPPER, false).unwrap();
+    GroupPolicy::of_model(model, &[kernels], num_sms).remove(0)
+}
+
+/// A batch of requests (q_len, kv_len) that appends, with some padding rows.
+fn batch(requests: &[(u32, u32)], padding_rows: u32) -> Batch {
+    let indptr = |counts: Vec<u32>| -> Vec<i32> {
+        let mut sums = vec![0];
+        counts.iter().for_each(|n| sums.push(sums[sums.len() - 1] + i32::try_from(*n).unwrap()));
+        sums
+    };
+    let pages: Vec<u32> = requests.iter().map(|(_, kv)| kv.div_ceil(PAGE)).collect();
+    let num_pages: u32 = pages.iter().sum::<u32>() + 1;
+    let last = |kv: u32| if kv == 0 { 0 } else { (kv - 1) % PAGE + 1 };
+    let rows: u32 = requests.iter().map(|(q, _)| q).sum();
+    let mut slots = Vec::new();
+    let mut first_page = 0;
+    for ((q, kv), pages) in requests.iter().zip(&pages) {
+        slots.extend((kv - q..*kv).map(|t| Slot::from_raw(i32::try_from(first_page * PAGE + t).unwrap())));
+        first_page += pages;
+    }
+    slots.extend((0..padding_rows).map(|_| Slot::PADDING));
+    let raw = RawBatch {
+        num_rows: (rows + padding_rows) as usize,
+        qo_indptr: &indptr(requests.iter().map(|(q, _)| *q).collect()),
+        kv_indptr: &indptr(pages),
+        kv_indices: &(0..i32::try_from(num_pages - 1).unwrap()).collect::<Vec<_>>(),
+        kv_last_page_len: &requests.iter().map(|(_, kv)| i32::try_from(last(*kv)).unwrap()).collect::<Vec<_>>(),
+        slot_mapping: Some(&slots),
+        custom_mask: None,
+    };
+    Batch::from_raw(PoolShape { num_pages, page_size: PageSize::new(PAGE).unwrap() }, &raw).unwrap()
+}
+
+fn random_requests(rng: &mut Rng, count: u32, max_q: u32, max_kv: u32) -> Vec<(u32, u32)> {
+    let request = |_| {
+        let q = if rng.below(3) == 0 { 1 + rng.below(max_q) } else { rng.below(2) };
+        let long = if rng.below(4) == 0 { max_kv } else { 300 };
+        (q, q + rng.below(long.saturating_sub(q).max(1)))
+    };
+    (0..count).map(request).collect()
+}
+
+/// Bytes as aligned as pinned memory.
+fn room(len: usize) -> Vec<u128> {
+    vec![u128::MAX; len.div_ceil(16)]
+}
+
+fn read<T: bytemuck::Pod>(bytes: &[u8], at: usize, count: usize) -> Vec<T> {
+    bytes[at..at + count * size_of::<T>()].chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned).collect()
+}
+
+/// Checks the tables of a group as a kernel would read them.
+fn check_group(bytes: &[u8], at: &GroupOffsets, plan: &GroupPlan, group: &PlanGroup, batch: &Batch, num_rows: u32) {
+    let heads = group.heads;
+    let merge: AttnStep = read(bytes, at.merge_step, 1)[0];
+    let all_tiles: Vec<AttnTile> = read(bytes, at.tiles, usize::try_from(merge.num_tiles).unwrap());
+    let mut partial_rows = HashSet::new();
+    let mut covered = HashSet::new();
+    let mut num_split_rows = 0;
+    let mut parts = vec![(&at.extend, &plan.extend)];
+    parts.extend(plan.decode.iter().map(|part| (&at.decode, part)));
+    for (offsets, part) in parts {
+        let step: AttnStep = read(bytes, offsets.step, 1)[0];
+        let tiles: Vec<AttnTile> = read(bytes, offsets.tiles, usize::try_from(step.num_tiles).unwrap());
+        let ranges: Vec<AttnRange> = read(bytes, offsets.ranges, usize::try_from(step.num_ranges).unwrap());
+        let is_first = plan.decode.is_none() || std::ptr::eq(offsets, &raw const at.decode);
+        let expected = if is_first { batch.num_used_rows() } else { num_rows };
+        assert_eq!(u32::try_from(step.zero_begin).unwrap(), expected);
+        // Units, by walking the ranges as a block does.
+        let mut units = HashSet::new();
+        for range in ranges {
+            let (mut tile, mut head, mut chunk) = (range.tile, range.kv_head, range.chunk);
+            for _ in 0..range.num_units {
+                assert!(units.insert((tile, head, chunk)), "a unit twice");
+                chunk += 1;
+                if chunk == tiles[usize::try_from(tile).unwrap()].num_chunks {
+                    (head, chunk) = (head + 1, 0);
+                }
+                if head == i32::try_from(heads.num_kv_heads).unwrap() {
+                    (tile, head) = (tile + 1, 0);
+                }
+            }
+        }
+        let expected: i32 =
+            tiles.iter().map(|tile| tile.num_chunks).sum::<i32>() * i32::try_from(heads.num_kv_heads).unwrap();
+        assert_eq!(i32::try_from(units.len()).unwrap(), expected, "every unit once");
+        assert_eq!(u64::try_from(expected).unwrap(), part.plan.num_units());
+        for tile in &tiles {
+            let rows = tile.q_begin..tile.q_begin + tile.q_len;
+            rows.for_each(|row| assert!(covered.insert(row), "row {row} twice"));
+            assert!(tile.kv_begin <= tile.kv_end && tile.kv_end <= tile.kv_len);
+            if tile.num_chunks > 1 {
+                num_split_rows += usize::try_from(tile.q_len).unwrap();
+                let count = tile.num_chunks * tile.q_len * i32::try_from(heads.num_qo_heads).unwrap();
+                (tile.first_partial..tile.first_partial + count)
+                    .for_each(|row| assert!(partial_rows.insert(row), "partial row {row} twice"));
+            }
+        }
+    }
+    assert_eq!(covered.len(), usize::try_from(batch.num_used_rows()).unwrap());
+    assert_eq!(partial_rows.len() as u64, plan.num_partial_rows());
+    assert!(partial_rows.iter().all(|row| u64::try_from(*row).unwrap() < plan.num_partial_rows()));
+    let num_merged = check_merge(bytes, at, &all_tiles, merge.num_merge_units);
+    assert_eq!(num_merged, num_split_rows * heads.num_qo_heads as usize);
+}
+
+/// Checks the merge units; returns how many (row, head) they merge.
+fn check_merge(bytes: &[u8], at: &GroupOffsets, tiles: &[AttnTile], count: i32) -> usize {
+    let units: Vec<AttnMergeUnit> = read(bytes, at.merge_units, usize::try_from(count).unwrap());
+    let mut merged = HashSet::new();
+    for unit in units {
+        let tile = tiles[usize::try_from(unit.tile).unwrap()];
+        assert!(tile.num_chunks > 1 && (tile.q_begin..tile.q_begin + tile.q_len).contains(&unit.row));
+        let most = if tile.num_chunks > 32 { 1 } else { 8 };
+        assert!((1..=most).contains(&unit.num_heads));
+        for head in unit.head_begin..unit.head_begin + unit.num_heads {
+            assert!(merged.insert((unit.row, head)), "row {}, head {head} merged twice", unit.row);
+        }
+    }
+    merged.len()
+}
+
+fn contents_of(batch: &Batch, num_rows: u32) -> Contents<'_> {
+    Contents { batch, num_rows }
+}
+
+#[test]
+fn tables_cover_every_unit_and_merge_every_split_row_once() {
+    let mut rng = Rng(7);
+    for case in 0..40 {
+        let heads = [HeadShape::new(8, 2, 128), HeadShape::new(3, 3, 64), HeadShape::new(48, 1, 128)][case % 3];
+        let model = model(heads, [None, Some(100)][case % 2]);
+        let policy = policy(&model, 7);
+        let count = 1 + rng.below(9);
+        let (requests, padding) = (random_requests(&mut rng, count, 200, 20_000), rng.below(4));
+        let batch = batch(&requests, padding);
+        let mut plan = policy.plan(batch.pool());
+        plan.update(&batch);
+        let mut offsets = Offsets::default();
+        let sizes =
+            Sizes { num_slots: batch.num_rows() as usize, mask_bytes: 0, num_kv_indices: batch.kv_indices().len() };
+        offsets.update(std::iter::once(plan.sizes()), sizes);
+        let mut bytes = room(offsets.len);
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut bytes);
+        let plans = [plan];
+        write(bytes, &offsets, &plans, contents_of(&batch, batch.num_rows()));
+        check_group(bytes, &offsets.groups[0], &plans[0], &model.groups()[0], &batch, batch.num_rows());
+        let slots: Vec<i32> = read(bytes, offsets.slots, batch.num_rows() as usize);
+        assert!(slots.iter().zip(batch.slot_mapping().unwrap()).all(|(to, slot)| *to == slot.raw()));
+        assert_eq!(read::<i32>(bytes, offsets.kv_indices, batch.kv_indices().len()), batch.kv_indices());
+        assert!(offsets.used_len(batch.kv_indices().len()) <= offsets.len);
+    }
+}
+
+#[test]
+fn a_bucket_has_room_for_every_batch_that_fits_it() {
+    let mut rng = Rng(11);
+    for case in 0..40 {
+        let heads = [HeadShape::new(8, 2, 128), HeadShape::new(40, 8, 64), HeadShape::new(64, 1, 128)][case % 3];
+        let model = model(heads, [None, Some(700)][case % 2]);
+        let (policy, group) = (policy(&model, 5), &model.groups()[0]);
+        let bucket = Bucket { num_requests: 6, num_rows: 150 };
+        let limits = CaptureLimits { buckets: vec![bucket], max_kv_len: 40_000, num_pool_pages: 20_000, appends: true };
+        let bound = policy.size_bound(group, &limits, bucket);
+        let mut offsets = Offsets::default();
+        let sizes = Sizes { num_slots: 150, mask_bytes: 0, num_kv_indices: 6 * 2500 };
+        offsets.update(std::iter::once(bound), sizes);
+        let mut bytes = room(offsets.len);
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut bytes);
+        for _ in 0..5 {
+            let count = 1 + rng.below(6);
+            let batch = batch(&random_requests(&mut rng, count, 25, 39_000), 0);
+            let mut plan = policy.plan(batch.pool());
+            plan.update(&batch);
+            assert!(plan.num_partial_rows() <= policy.partial_row_bound(group, &limits, bucket));
+            let needed = plan.sizes();
+            assert!(needed.num_merge_units <= bound.num_merge_units, "{needed:?} in {bound:?}");
+            assert!(needed.extend.num_tiles <= bound.extend.num_tiles);
+            assert!(needed.decode.map_or(0, |d| d.num_tiles) <= bound.decode.map_or(0, |d| d.num_tiles));
+            let plans = [plan];
+            write(bytes, &offsets, &plans, contents_of(&batch, bucket.num_rows));
+            check_group(bytes, &offsets.groups[0], &plans[0], group, &batch, bucket.num_rows);
+            let slots: Vec<i32> = read(bytes, offsets.slots, 150);
+            assert!(slots[batch.num_rows() as usize..].iter().all(|slot| *slot < 0), "padding rows write nothing");
+        }
+    }
+}
+
+#[test]
+fn sections_are_aligned_and_do_not_overlap() {
+    let part = |num_tiles| PartSizes { num_tiles, num_ranges: 3 };
+    let group = |n| GroupSizes { decode: Some(part(n)), extend: part(n + 1), num_merge_units: 5 };
+    let mut offsets = Offsets::default();
+    offsets.update([group(1), group(9)].into_iter(), Sizes { num_slots: 7, mask_bytes: 3, num_kv_indices: 11 });
+    let mut begins = vec![offsets.slots, offsets.mask, offsets.kv_indices];
+    for group in &offsets.groups {
+        begins.extend([group.decode.step, group.decode.ranges, group.extend.step, group.extend.ranges]);
+        begins.extend([group.tiles, group.merge_step, group.merge_units]);
+    }
+    assert!(begins.iter().all(|begin| begin % 256 == 0 && *begin < offsets.len));
+    assert_eq!(begins.iter().collect::<HashSet<_>>().len(), begins.len());
+    assert_eq!(offsets.groups[1].first_tile(&offsets.groups[1].extend), 9);
+}
+
+#[test]
+fn a_bucket_for_decoding_takes_no_long_request() {
+    let model = model(HeadShape::new(32, 8, 128), None);
+    let policy = policy(&model, 132);
+    assert_eq!(policy.max_q_len(Bucket::decode(8)), 4);
+    assert_eq!(policy.max_q_len(Bucket { num_requests: 8, num_rows: 9 }), u32::MAX);
+    let limits = CaptureLimits { buckets: vec![], max_kv_len: 9000, num_pool_pages: 9000, appends: true };
+    let grids = policy.captured_grids(&model.groups()[0], &limits, Bucket::decode(8));
+    assert!(grids.extend == 0 && grids.decode > 0 && grids.merge > 0);
+}
