@@ -215,7 +215,8 @@ impl CudaBackend {
         let needs = rows.zip(model.groups()).map(|(rows, group)| workspace_bytes(rows, group.heads.head_dim_vo));
         grow(workspace, &device.device, needs.max().unwrap_or(0), "partial states")?;
         next.workspace_buffer.clone_from(workspace);
-        let contents = Contents { batch, num_rows: next.num_rows };
+        let has_slots = batch.slot_mapping().is_some();
+        let contents = Contents { batch, num_rows: next.num_rows, has_slots };
         send_tables(name, staging, next, contents)?;
         let shape = |(plan, (policy, group)): (&tables::GroupPlan, (&GroupPolicy, &attn_metadata::PlanGroup))| {
             let view = workspace
@@ -374,7 +375,8 @@ impl AttentionBackend<Cuda> for CudaBackend {
             step.workspace_buffer.clone_from(captured_workspace);
             let batch = Batch::empty(pool);
             step.plans.iter_mut().for_each(|plan| plan.update(&batch));
-            send_tables(name, staging, &step, Contents { batch: &batch, num_rows: bucket.num_rows })?;
+            let contents = Contents { batch: &batch, num_rows: bucket.num_rows, has_slots: limits.appends };
+            send_tables(name, staging, &step, contents)?;
             step.place(groups.map(|(policy, group)| {
                 let rows = policy.partial_row_bound(group, limits, bucket);
                 let view = captured_workspace.as_ref();
@@ -402,7 +404,8 @@ impl AttentionBackend<Cuda> for CudaBackend {
         let Self { steps, next, staging, name, .. } = self;
         steps.replay(step, batch, |planned, _| {
             std::mem::swap(&mut planned.plans, &mut next.plans);
-            let contents = Contents { batch, num_rows: planned.num_rows };
+            let has_slots = batch.slot_mapping().is_some();
+            let contents = Contents { batch, num_rows: planned.num_rows, has_slots };
             if let Err(error) = send_tables(name, staging, planned, contents) {
                 std::mem::swap(&mut planned.plans, &mut next.plans);
                 return Err(error.into());

@@ -186,6 +186,8 @@ pub(crate) struct Contents<'a> {
     pub(crate) batch: &'a Batch,
     /// Rows of q and out, padding included: the bucket's for a captured step.
     pub(crate) num_rows: u32,
+    /// Whether there is a section of slots: of a captured step also where the batch has no row to append.
+    pub(crate) has_slots: bool,
 }
 
 /// Writes all sections of a step.
@@ -193,11 +195,12 @@ pub(crate) fn write(bytes: &mut [u8], offsets: &Offsets, plans: &[GroupPlan], co
     for (group, plan) in offsets.groups.iter().zip(plans) {
         write_group(bytes, group, plan, contents);
     }
-    let Contents { batch, num_rows } = contents;
-    if let Some(slots) = batch.slot_mapping() {
+    let Contents { batch, num_rows, has_slots } = contents;
+    if has_slots {
         let to = section::<i32>(bytes, offsets.slots, num_rows as usize);
-        to.fill(-1);
-        to.iter_mut().zip(slots).for_each(|(to, slot)| *to = raw_slot(*slot));
+        to.fill(Slot::PADDING.raw());
+        let slots = batch.slot_mapping().unwrap_or_default();
+        to.iter_mut().zip(slots).for_each(|(to, slot)| *to = slot.raw());
     }
     if let Some(mask) = batch.custom_mask() {
         section::<u8>(bytes, offsets.mask, mask.bytes().len()).copy_from_slice(mask.bytes());
@@ -317,10 +320,6 @@ fn merge_units(plan: &Plan) -> impl Iterator<Item = MergeUnit> + '_ {
 pub(crate) fn merge_unit_bound(num_rows: u32, num_heads: u32, max_chunks: u64) -> usize {
     let step = if max_chunks > u64::from(MERGE_WARP_CHUNKS) { 1 } else { MERGE_HEADS };
     if max_chunks > 1 { num_rows as usize * num_heads.div_ceil(step) as usize } else { 0 }
-}
-
-fn raw_slot(slot: Slot) -> i32 {
-    slot.raw()
 }
 
 /// `count` values of a section.

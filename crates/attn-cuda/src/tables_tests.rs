@@ -155,7 +155,7 @@ fn check_merge(bytes: &[u8], at: &GroupOffsets, tiles: &[AttnTile], count: i32) 
 }
 
 fn contents_of(batch: &Batch, num_rows: u32) -> Contents<'_> {
-    Contents { batch, num_rows }
+    Contents { batch, num_rows, has_slots: true }
 }
 
 #[test]
@@ -218,6 +218,23 @@ fn a_bucket_has_room_for_every_batch_that_fits_it() {
             assert!(slots[batch.num_rows() as usize..].iter().all(|slot| *slot < 0), "padding rows write nothing");
         }
     }
+}
+
+#[test]
+fn a_captured_step_without_a_batch_appends_nothing() {
+    let model = model(HeadShape::new(8, 2, 128), None);
+    let policy = policy(&model, 5);
+    let batch = Batch::empty(PoolShape { num_pages: 9, page_size: model.page_size() });
+    let mut plan = policy.plan(batch.pool());
+    plan.update(&batch);
+    let mut offsets = Offsets::default();
+    offsets.update(std::iter::once(plan.sizes()), Sizes { num_slots: 12, mask_bytes: 0, num_kv_indices: 4 });
+    let mut bytes = room(offsets.len);
+    let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut bytes);
+    let plans = [plan];
+    write(bytes, &offsets, &plans, contents_of(&batch, 12));
+    assert_eq!(read::<i32>(bytes, offsets.slots, 12), [-1; 12]);
+    check_group(bytes, &offsets.groups[0], &plans[0], &model.groups()[0], &batch, 12);
 }
 
 #[test]

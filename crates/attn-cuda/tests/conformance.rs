@@ -36,17 +36,21 @@ fn config() -> BackendConfig<Host> {
     BackendConfig { model, limits: BatchLimits::NONE, device: HostDevice::default() }
 }
 
+/// More cases than for others: pairs of dtypes that have no kernel are drawn too, and refused.
+const SUITE: Suite = Suite { num_oracle_cases: 900, num_check_cases: 24, floor: 700, ..Suite::standard().sequential() };
+const SMOKE: Suite = Suite { num_oracle_cases: 120, num_check_cases: 5, floor: 100, ..Suite::standard().sequential() };
+
 #[test]
 fn the_cuda_backend_passes_the_suite() {
     if has_gpu() {
-        host::run(&Suite::standard().sequential(), attn_cuda::host_entry().create).assert_passed();
+        host::run(&SUITE, attn_cuda::host_entry().create).assert_passed();
     }
 }
 
 #[test]
 fn the_plain_kernels_pass_the_suite() {
     if has_gpu() {
-        host::run(&Suite::smoke().sequential(), attn_cuda::host_plain_entry().create).assert_passed();
+        host::run(&SMOKE, attn_cuda::host_plain_entry().create).assert_passed();
     }
 }
 
@@ -57,6 +61,6 @@ fn the_checked_kernels_pass_the_suite() {
             let backend = attn_cuda::CudaOnHost::checked(config)?;
             Ok(Box::new(backend) as attn_metadata::BoxedBackend<Host>)
         };
-        host::run(&Suite::smoke().sequential(), checked).assert_passed();
+        host::run(&SMOKE, checked).assert_passed();
     }
 }
