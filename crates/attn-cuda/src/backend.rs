@@ -6,7 +6,7 @@ use std::sync::Arc;
 use attn_metadata::plan::{Plan, PlanReport};
 use attn_metadata::{
     AttentionBackend, BackendConfig, BackendEntry, Batch, BatchLimits, Bucket, Capabilities, CaptureError,
-    CaptureLimits, CreateError, DimRule, Io, Kv, ModelSpec, PoolShape, PrepareError, Prepared, Reason, RunError,
+    CaptureLimits, CreateError, DimRule, Io, Kv, ModelSpec, PLAIN, PoolShape, PrepareError, Prepared, Reason, RunError,
     SizeRule, Steps, SubBatch, check_batch, check_io,
 };
 use kvpool::{Dtype, KvDtype};
@@ -63,6 +63,7 @@ pub(crate) fn capabilities() -> Capabilities {
     let widths = || SizeRule::MultipleOf { unit: HEAD_DIM_UNIT, up_to: MAX_HEAD_DIM };
     let stored = |kv: &KvDtype| Dtype::ALL.into_iter().any(|q| kv_dtypes_for(q).contains(kv));
     Capabilities {
+        families: vec![PLAIN],
         q_dtypes: Dtype::ALL.to_vec(),
         kv_dtypes: KvDtype::ALL.into_iter().filter(stored).collect(),
         head_dims: DimRule::Independent { qk: widths(), vo: widths() },
@@ -300,13 +301,13 @@ impl AttentionBackend<Cuda> for CudaBackend {
         let planned = self.steps.get(step)?;
         check_io(&self.model, step, layer, &io)?;
         let failed = self.environment(layer);
-        let Io { q, kv, out, lse } = io;
+        let Io { q, kv, out, lse, .. } = io;
         q.require_aligned("q").map_err(&failed)?;
         out.require_aligned("out").map_err(&failed)?;
         kv.cache().require_aligned().map_err(&failed)?;
         if let Kv::Append { k, v, .. } = &kv {
             k.require_aligned("k").map_err(&failed)?;
-            v.require_aligned("v").map_err(&failed)?;
+            v.as_ref().map_or(Ok(()), |v| v.require_aligned("v")).map_err(&failed)?;
         }
         let check = if self.device.is_checked { self.device.device.trap_address() } else { Ok(0) };
         let call = LayerCall {
@@ -321,7 +322,7 @@ impl AttentionBackend<Cuda> for CudaBackend {
             check: check.map_err(&failed)?,
         };
         if let Kv::Append { k, v, .. } = &kv {
-            call.store(&NewKv { k: *k, v: *v }).map_err(&failed)?;
+            call.store(&NewKv { k: *k, v: v.unwrap_or(*k) }).map_err(&failed)?;
         }
         call.attend(q, &out, lse.as_ref()).map_err(&failed)
     }

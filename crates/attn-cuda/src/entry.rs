@@ -216,6 +216,7 @@ pub(crate) fn features() -> attn_metadata::FeatureSet {
         Feature::Lse,
         Feature::Extend,
         Feature::Graphs,
+        Feature::ValuesInKeys,
     ]
     .into_iter()
     .collect()

@@ -31,7 +31,7 @@ pub(crate) struct LayerCall<'a> {
     pub(crate) check: u64,
 }
 
-/// New KV.
+/// New KV. Where values are the first columns of the keys, `v` is `k`: their columns are then written twice, alike.
 pub(crate) struct NewKv<'a> {
     pub(crate) k: CudaTensor<'a>,
     pub(crate) v: CudaTensor<'a>,

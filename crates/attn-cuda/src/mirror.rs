@@ -65,7 +65,9 @@ impl CacheMirror {
         if kv.require_aligned().is_ok() {
             return Ok(Self { kv, planes, is_repacked: false });
         }
-        let kv = CudaKv::new(device, host.shape(), KvLayout::Nhd, host.format()).map_err(device_error)?;
+        let KvShape { num_pages, page_size, .. } = host.shape();
+        let kv = CudaKv::for_spec(device, host.spec(), num_pages, page_size, KvLayout::Nhd, host.format());
+        let kv = kv.map_err(device_error)?;
         let mut mirror = Self { kv, planes, is_repacked: true };
         mirror.upload(host)?;
         Ok(mirror)
@@ -81,7 +83,7 @@ impl CacheMirror {
 
     /// Whether another cache can be copied here.
     pub(crate) fn fits(&self, host: &HostKv) -> bool {
-        let is_same = self.kv.shape() == host.shape() && self.kv.format() == host.format();
+        let is_same = (self.kv.spec(), self.kv.shape(), self.kv.format()) == (host.spec(), host.shape(), host.format());
         is_same && self.planes == [host.k().layout, host.v().layout]
     }
 

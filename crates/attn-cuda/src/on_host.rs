@@ -72,8 +72,8 @@ struct Recording {
 #[derive(Debug)]
 struct Buffers {
     q: DeviceBuffer,
-    /// New keys and values.
-    new: Option<(DeviceBuffer, DeviceBuffer)>,
+    /// New keys, and new values where there are any of their own.
+    new: Option<(DeviceBuffer, Option<DeviceBuffer>)>,
     out: DeviceBuffer,
     lse: Option<DeviceBuffer>,
     cache: CacheMirror,
@@ -152,11 +152,12 @@ impl CudaOnHost {
             kv: match new {
                 Some((k, v)) => Kv::Append {
                     k: tensor(k, kv(heads.head_dim_qk))?,
-                    v: tensor(v, kv(heads.head_dim_vo))?,
+                    v: v.as_ref().map(|v| tensor(v, kv(heads.head_dim_vo))).transpose()?,
                     cache: cache.kv_mut(),
                 },
                 None => Kv::Attend { cache: cache.kv() },
             },
+            side: None,
             out: CudaTensorMut::packed(out, 0, dtype, qo(heads.head_dim_vo)).map_err(wrong)?,
             lse: match lse {
                 Some(buffer) => Some(CudaLseMut::new(buffer, 0, rows * heads.num_qo_heads as usize).map_err(wrong)?),
@@ -209,7 +210,7 @@ impl Buffers {
         Ok(Self {
             q: copy(pack(&io.q))?,
             new: match &io.kv {
-                Kv::Append { k, v, .. } => Some((copy(pack(k))?, copy(pack(v))?)),
+                Kv::Append { k, v, .. } => Some((copy(pack(k))?, v.as_ref().map(|v| copy(pack(v))).transpose()?)),
                 Kv::Attend { .. } => None,
             },
             out: copy(pack(&io.out.as_ref()))?,
@@ -228,7 +229,9 @@ impl Buffers {
         self.q.upload(0, &pack(&io.q))?;
         if let (Some((to_k, to_v)), Kv::Append { k, v, .. }) = (&mut self.new, &io.kv) {
             to_k.upload(0, &pack(k))?;
-            to_v.upload(0, &pack(v))?;
+            if let (Some(to_v), Some(v)) = (to_v, v) {
+                to_v.upload(0, &pack(v))?;
+            }
         }
         // Rows that belong to nobody here, in a sub-batch, come back as they went.
         self.out.upload(0, &pack(&io.out.as_ref()))?;

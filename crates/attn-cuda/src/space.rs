@@ -1,6 +1,7 @@
 //! The space of GPU memory: [`Cuda`], its device, and how the waist sees its tensors.
 
 use attn_metadata::{CacheFacts, Space, TensorFacts};
+use kvpool::KvShape;
 
 use crate::device::{CudaKv, CudaLseMut, CudaTensor, CudaTensorMut, Device, DeviceError};
 
@@ -85,14 +86,7 @@ impl Space for Cuda {
     }
 
     fn cache_facts(cache: &&CudaKv) -> CacheFacts {
-        let shape = cache.shape();
-        CacheFacts {
-            num_pages: shape.num_pages,
-            page_size: shape.page_size,
-            num_kv_heads: shape.num_kv_heads,
-            head_dim_k: shape.head_dim_k,
-            head_dim_v: shape.head_dim_v,
-            dtype: cache.format().dtype(),
-        }
+        let KvShape { num_pages, page_size, .. } = cache.shape();
+        CacheFacts { num_pages, page_size, spec: cache.spec(), dtype: cache.format().dtype() }
     }
 }

@@ -5,7 +5,9 @@
 
 use std::marker::PhantomData;
 
-use kvpool::{Dtype, HostKv, KvFormat, KvLayout, KvPlaneLayout, KvShape, OverlapDetail, ShapeError};
+use kvpool::{
+    Dtype, HostKv, KvFormat, KvLayout, KvPlaneLayout, KvShape, KvSpec, OverlapDetail, PageSize, ShapeError, Values,
+};
 
 use super::buffer::DeviceBuffer;
 use super::context::Device;
@@ -249,6 +251,7 @@ pub struct CudaKv {
     /// `None`: another library's memory.
     buffer: Option<DeviceBuffer>,
     shape: KvShape,
+    values: Values,
     format: KvFormat,
     k: KvPlaneLayout,
     v: KvPlaneLayout,
@@ -261,6 +264,33 @@ impl CudaKv {
     /// [`CudaKvError`].
     pub fn new(device: &Device, shape: KvShape, layout: KvLayout, format: KvFormat) -> Result<Self, CudaKvError> {
         Self::zeroed(device, shape, format, shape.packed_planes(layout)?)
+    }
+
+    /// Zeroed pages for what a layer keeps of a token.
+    ///
+    /// # Errors
+    /// [`CudaKvError`]; values in the keys need one scale for both and no more columns than a key has.
+    pub fn for_spec(
+        device: &Device,
+        spec: KvSpec,
+        num_pages: u32,
+        page_size: PageSize,
+        layout: KvLayout,
+        format: KvFormat,
+    ) -> Result<Self, CudaKvError> {
+        let shape = spec.shape(num_pages, page_size);
+        let Values::InKeys(width) = spec.values else { return Self::new(device, shape, layout, format) };
+        let (k_scale, v_scale) = (format.k_scale(), format.v_scale());
+        if k_scale.to_bits() != v_scale.to_bits() {
+            return Err(ShapeError::SharedScales { k_scale, v_scale }.into());
+        }
+        if width > spec.head_dim_k {
+            let (end, head_dim_k) = (width as usize, spec.head_dim_k as usize);
+            return Err(ShapeError::SharedColumns { v_column: 0, end, head_dim_k }.into());
+        }
+        let [k, _] = shape.packed_planes(layout)?;
+        let v = KvPlaneLayout { head_dim: width as usize, ..k };
+        Ok(Self { values: spec.values, ..Self::zeroed(device, shape, format, [k, v])? })
     }
 
     /// Zeroed pages with K and V of a page next to each other.
@@ -284,14 +314,15 @@ impl CudaKv {
         let bytes = host.buffer().as_slice().as_bytes();
         let buffer = DeviceBuffer::from_bytes(device, bytes, "kv cache")?;
         let (k, v) = (host.k().layout, host.v().layout);
-        Ok(Self { address: buffer.address(), buffer: Some(buffer), shape: host.shape(), format: host.format(), k, v })
+        let (shape, values, format) = (host.shape(), host.spec().values, host.format());
+        Ok(Self { address: buffer.address(), buffer: Some(buffer), shape, values, format, k, v })
     }
 
     /// Pages in memory that another library owns.
     ///
     /// # Safety
     /// As [`CudaTensorMut::from_raw`] for the whole life of the value; `len` is the number of elements from `address`
-    /// on, and no two positions of the two planes are the same element, but where V is meant to be columns of K.
+    /// on, and no two positions of the two planes are the same element, but where V is the first columns of K.
     ///
     /// # Errors
     /// [`ShapeError::OutOfBounds`] where a plane reaches beyond `len`, [`ShapeError::HeadDim`], and as
@@ -316,7 +347,13 @@ impl CudaKv {
                 return Err(ShapeError::OutOfBounds { what: "kv cache", len, needed });
             }
         }
-        Ok(Self { address, buffer: None, shape, format, k, v })
+        let columns = KvPlaneLayout { head_dim: v.head_dim, ..k };
+        let values = match shape.head_dim_v {
+            0 => Values::None,
+            dim if v == columns => Values::InKeys(dim),
+            dim => Values::Own(dim),
+        };
+        Ok(Self { address, buffer: None, shape, values, format, k, v })
     }
 
     fn zeroed(
@@ -330,7 +367,15 @@ impl CudaKv {
         let bytes = len.checked_mul(format.dtype().size_bytes()).ok_or(ShapeError::Overflow { what: "kv cache" })?;
         let buffer = DeviceBuffer::zeroed(device, bytes, "kv cache")?;
         let [k, v] = planes;
-        Ok(Self { address: buffer.address(), buffer: Some(buffer), shape, format, k, v })
+        let values = if shape.head_dim_v == 0 { Values::None } else { Values::Own(shape.head_dim_v) };
+        Ok(Self { address: buffer.address(), buffer: Some(buffer), shape, values, format, k, v })
+    }
+
+    /// What it keeps of a token.
+    #[must_use]
+    pub const fn spec(&self) -> KvSpec {
+        let KvShape { num_kv_heads, head_dim_k, .. } = self.shape;
+        KvSpec { num_kv_heads, head_dim_k, values: self.values }
     }
 
     /// The shape.
