@@ -51,6 +51,7 @@ fn steps(args: &Args) -> Vec<Step> {
         let docs = step("docs", &["doc", "--workspace", "--no-deps"]);
         steps.push(Step { env: &[("RUSTDOCFLAGS", "-D warnings")], ..docs });
         steps.push(step("tests", &["test", "--workspace"]));
+        steps.push(step("kernels", &["xtask", "kernels", "--check"]));
     }
     if args.keep_going {
         steps.iter_mut().filter(|step| step.args[0] == "test").for_each(|step| step.args.push("--no-fail-fast"));
@@ -83,8 +84,8 @@ mod tests {
     }
 
     #[test]
-    fn the_gate_has_four_steps_and_the_quick_one_builds_no_engine() {
-        assert_eq!(names(false), ["fmt", "clippy", "docs", "tests"]);
+    fn the_gate_has_five_steps_and_the_quick_one_builds_no_engine() {
+        assert_eq!(names(false), ["fmt", "clippy", "docs", "tests", "kernels"]);
         assert_eq!(names(true), ["fmt", "clippy", "structure"]);
     }
 

@@ -1,7 +1,9 @@
 //! The mixed batch: one request prefills, one computes what follows a cached prefix, one decodes; on every backend of
 //! this machine, against dense attention in float64 that is written here from the formula and shares nothing with them.
 
-use attn_metadata::{Batch, HeadShape, Host, HostDevice, Layer, LayerParams, PoolShape, RawBatch, Registry};
+use attn_metadata::{
+    BackendEntry, Batch, HeadShape, Host, HostDevice, Layer, LayerParams, PoolShape, RawBatch, Registry,
+};
 use kvpool::{HostKv, HostTensor, KvFormat, KvLayout, KvPageShape, PagePool, PageSize, Slot};
 use page_table::{PageTable, SeqId, StepTables};
 use rand::rngs::StdRng;
@@ -65,7 +67,9 @@ impl Demo {
         let tokens = Tokens::random();
         let problem = tokens.problem(batch)?;
         let truth = tokens.dense_attention();
-        let backends = registry.entries().iter().map(|entry| run_backend(registry, entry.name, &problem, &truth));
+        let is_here = |entry: &&BackendEntry<Host>| (entry.capabilities)(&HostDevice::default()).is_ok();
+        let here = registry.entries().iter().filter(is_here);
+        let backends = here.map(|entry| run_backend(registry, entry.name, &problem, &truth));
         let backends = backends.collect();
         let batch = &problem.batch;
         Ok(Self {

@@ -5,15 +5,19 @@ use crate::tree::{File, Finding};
 
 const MAX_LINES: usize = 600;
 const MAX_BINARY_BYTES: usize = 1 << 20;
+/// Compressed kernels of one source file for one kind of GPU: there is nothing to split them by.
+const MAX_IMAGE_BYTES: usize = 2 << 20;
+const IMAGES: &str = "crates/attn-cuda/images/";
 
 /// Source files that may be longer: path, reason.
 pub(crate) const LONG_FILES: &[(&str, &str)] = &[];
 
 /// A binary file over 1 MiB does not belong into the history.
 pub(crate) fn no_large_binary(file: &File) -> Vec<Finding> {
-    let is_large = file.is_binary && file.num_bytes > MAX_BINARY_BYTES;
+    let most = if file.path.starts_with(IMAGES) { MAX_IMAGE_BYTES } else { MAX_BINARY_BYTES };
+    let is_large = file.is_binary && file.num_bytes > most;
     is_large
-        .then(|| file.finding(0, format!("binary file of {} bytes (at most 1 MiB)", file.num_bytes)))
+        .then(|| file.finding(0, format!("binary file of {} bytes (at most {} MiB)", file.num_bytes, most >> 20)))
         .into_iter()
         .collect()
 }
