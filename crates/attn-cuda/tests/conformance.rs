@@ -37,8 +37,8 @@ fn config() -> BackendConfig<Host> {
 }
 
 /// More cases than for others: pairs of dtypes that have no kernel are drawn too, and refused.
-const SUITE: Suite = Suite { num_oracle_cases: 900, num_check_cases: 24, floor: 700, ..Suite::standard().sequential() };
-const SMOKE: Suite = Suite { num_oracle_cases: 120, num_check_cases: 5, floor: 100, ..Suite::standard().sequential() };
+const SUITE: Suite = Suite { num_oracle_cases: 900, num_check_cases: 24, floor: 600, ..Suite::standard().sequential() };
+const SMOKE: Suite = Suite { num_oracle_cases: 120, num_check_cases: 5, floor: 60, ..Suite::standard().sequential() };
 
 #[test]
 fn the_cuda_backend_passes_the_suite() {

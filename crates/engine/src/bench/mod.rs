@@ -5,6 +5,8 @@
 
 mod ceilings;
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod measure;
 mod peer;
 mod planner;
@@ -19,6 +21,8 @@ mod workload;
 
 pub use ceilings::{Ceilings, gemm_gflops, read_gbs};
 pub use cpu::{BenchError, CpuOptions, compare, cpu_workloads, workloads_named};
+#[cfg(feature = "cuda")]
+pub use cuda::{GpuEnvironment, measure_on_gpu};
 pub use measure::{Measured, Reps, Subject, median};
 pub use peer::{PeerError, run_peer};
 pub use planner::{PlannerRow, measure_planner};

@@ -14,6 +14,10 @@ pub struct Results {
     /// Where it ran.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub environment: Option<Environment>,
+    /// The GPU, where one was measured.
+    #[cfg(feature = "cuda")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu: Option<super::cuda::GpuEnvironment>,
     /// What the machine can do at best.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ceilings: Option<Ceilings>,

@@ -167,7 +167,28 @@ fn record_all(workloads: &[Workload], dir: &Path) -> Result<Outcome> {
     Ok(Outcome::Success)
 }
 
+/// Measures on the GPU, where its backend was asked for.
+#[cfg(feature = "cuda")]
+fn on_gpu(args: &Args, workloads: &[Workload]) -> Option<Result<Results>> {
+    let is_plain = match args.attention_backend.as_str() {
+        "cuda" => false,
+        "cuda-plain" => true,
+        _ => return None,
+    };
+    let spinner = output::spinner();
+    let measured = engine::bench::measure_on_gpu(workloads, is_plain, &mut |what| spinner.set_message(what.to_owned()));
+    Some(measured.map_err(|error| Failure::input(error).into()))
+}
+
+#[cfg(not(feature = "cuda"))]
+const fn on_gpu(_: &Args, _: &[Workload]) -> Option<Result<Results>> {
+    None
+}
+
 fn measure(args: &Args, workloads: &[Workload]) -> Result<Results> {
+    if let Some(results) = on_gpu(args, workloads) {
+        return results;
+    }
     let load_before = doctor::load_average();
     let spinner = output::spinner();
     spinner.set_message("measuring the machine's ceilings");
