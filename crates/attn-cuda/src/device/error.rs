@@ -197,6 +197,16 @@ pub enum DeviceError {
         /// The alignment in bytes.
         needed: u64,
     },
+    /// A stride that kernels cannot step by.
+    #[error("{what} steps by {got} elements, kernels by at most {max}")]
+    Stride {
+        /// What steps.
+        what: &'static str,
+        /// Elements.
+        got: usize,
+        /// The most.
+        max: usize,
+    },
     /// A checked kernel found a broken rule.
     #[error("{report}")]
     Trapped {

@@ -428,6 +428,9 @@ impl CudaKv {
             for stride in [strides.page, strides.token, strides.head] {
                 require_aligned(what, (stride * bytes) as u64)?;
             }
+            if let Some(&got) = [strides.page, strides.token].iter().find(|stride| **stride > MAX_STRIDE) {
+                return Err(DeviceError::Stride { what, got, max: MAX_STRIDE });
+            }
         }
         Ok(())
     }
@@ -444,6 +447,9 @@ pub enum CudaKvError {
     #[error(transparent)]
     Device(#[from] DeviceError),
 }
+
+/// Elements from a page or token to the next that kernels can step by.
+const MAX_STRIDE: usize = i32::MAX.unsigned_abs() as usize;
 
 /// Bytes that kernels read and write at once.
 const VECTOR_BYTES: u64 = 16;
