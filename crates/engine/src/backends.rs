@@ -15,6 +15,9 @@ const ROWS: &[fn() -> BackendEntry<Host>] = &[
     attn_cuda::host_entry,
     #[cfg(feature = "cuda")]
     attn_cuda::host_plain_entry,
+    attn_sparse::entry,
+    attn_sparse::oracle_entry,
+    attn_sparse::page_table_entry,
     // new backends: one row each, above this line
 ];
 

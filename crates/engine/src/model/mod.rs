@@ -36,6 +36,7 @@ pub mod chat;
 pub mod config;
 pub mod decoder;
 pub mod gguf;
+pub mod random;
 #[cfg(test)]
 mod testing;
 pub mod tokenizer;

@@ -7,3 +7,4 @@ mod commands;
 mod refusals;
 mod replay;
 mod support;
+mod vectors;

@@ -7,6 +7,7 @@ use anyhow::{Context as _, Result, bail};
 use attn_metadata::HostDevice;
 use attn_reference::verify::VerifyReport;
 use clap::Args as ClapArgs;
+use engine::model::random::RandomModel;
 use engine::model::{Message, Model, SpecialTokens};
 use engine::sample::SamplingParams;
 use engine::serve::{RequestSpec, SchedulerConfig, Session, SessionConfig, Stats};
@@ -16,17 +17,23 @@ use kvpool::{ExtraKey, KvDtype, KvFormat, KvScales, PageSize, PrefixConfig};
 use super::cases::{self, Cases};
 use super::stream::TextStreams;
 use super::traffic::{Answer, Traffic};
-use super::{Failure, Outcome};
+use super::{Failure, Outcome, random};
 
 /// Generates text with a GGUF model.
 #[derive(Debug, ClapArgs)]
 pub struct Args {
     /// The model: a GGUF file of a Llama-family or Gemma 3 model
-    #[arg(long, value_name = "FILE")]
-    model: PathBuf,
+    #[arg(long, value_name = "FILE", required_unless_present = "random_model")]
+    model: Option<PathBuf>,
+    /// A model of random weights in place of a file: minimax. Tokens are bytes; what comes out is token ids.
+    #[arg(long, value_name = "KIND", conflicts_with_all = ["model", "cases", "chat", "system"])]
+    pub(super) random_model: Option<RandomModel>,
+    /// Seed of the random weights.
+    #[arg(long, value_name = "N", default_value_t = 0, requires = "random_model")]
+    pub(super) model_seed: u64,
     /// A prompt; give it several times for a batch.
     #[arg(long, value_name = "TEXT", conflicts_with = "cases")]
-    prompt: Vec<String>,
+    pub(super) prompt: Vec<String>,
     /// Prompts with the tokens that they must give (JSON); exit 1 on the first difference of each.
     #[arg(long, value_name = "FILE")]
     cases: Option<PathBuf>,
@@ -38,11 +45,11 @@ pub struct Args {
     system: Option<String>,
     /// Tokens to generate for each prompt at most.
     #[arg(long, value_name = "N", default_value_t = 128)]
-    max_new_tokens: usize,
+    pub(super) max_new_tokens: usize,
     #[command(flatten)]
     serving: Serving,
     #[command(flatten)]
-    traffic: Traffic,
+    pub(super) traffic: Traffic,
     #[command(flatten)]
     sampling: Sampling,
     /// Print the session's metrics as JSON at the end.
@@ -114,7 +121,11 @@ pub fn run(args: &Args) -> Result<Outcome> {
     if cases.is_none() && args.prompt.is_empty() {
         bail!(Failure::usage("nothing to do: give --prompt TEXT or --cases FILE"));
     }
-    let mut model = load(&args.model)?;
+    if let Some(kind) = args.random_model {
+        return random::run(args, kind);
+    }
+    let path = args.model.as_deref().ok_or_else(|| Failure::usage("give --model FILE or --random-model KIND"))?;
+    let mut model = load(path)?;
     let prompts = match &cases {
         Some(cases) => cases.check_prompts(&model)?,
         None => args.prompt.iter().map(|text| encode(&model, text, args)).collect::<Result<_>>()?,
@@ -137,7 +148,7 @@ fn parse_every(text: &str) -> Result<u64, String> {
 }
 
 /// Says what verification saw; the errors of a sound f32 backend are far below the bound.
-fn verify_outcome(report: &VerifyReport) -> Outcome {
+pub(super) fn verify_outcome(report: &VerifyReport) -> Outcome {
     const MAX_REL: f64 = 1e-4;
     let Some((layer, worst)) = report.worst() else { return Outcome::Success };
     let is_sound = report.num_anomalies() == 0 && worst.max_rel <= MAX_REL;
@@ -183,14 +194,24 @@ pub fn chat_tokens(model: &Model, system: Option<&str>, text: &str) -> Result<Ve
 }
 
 fn requests(args: &Args, model: &Model, cases: Option<&Cases>, prompts: &[Vec<u32>]) -> Vec<RequestSpec> {
+    let num_new = |place| cases.map_or(args.max_new_tokens, |cases| cases.num_expected(place));
+    specs(args, model.tokenizer.ends(), prompts, num_new)
+}
+
+/// A request for each prompt.
+pub(super) fn specs(
+    args: &Args,
+    ends: &[u32],
+    prompts: &[Vec<u32>],
+    num_new: impl Fn(usize) -> usize,
+) -> Vec<RequestSpec> {
     let Sampling { temperature, top_k, top_p, seed } = args.sampling;
-    let ends = model.tokenizer.ends();
     (0u64..)
         .zip(prompts)
         .enumerate()
         .map(|(place, (number, prompt))| RequestSpec {
             prompt: prompt.clone(),
-            max_new_tokens: cases.map_or(args.max_new_tokens, |cases| cases.num_expected(place)),
+            max_new_tokens: num_new(place),
             stop_tokens: ends.to_vec(),
             sampling: SamplingParams { temperature, top_k, top_p, seed: seed.wrapping_add(number) },
             extra: ExtraKey::default(),
@@ -198,7 +219,7 @@ fn requests(args: &Args, model: &Model, cases: Option<&Cases>, prompts: &[Vec<u3
         .collect()
 }
 
-fn session_config(args: &Args, requests: &[RequestSpec]) -> Result<SessionConfig> {
+pub(super) fn session_config(args: &Args, requests: &[RequestSpec]) -> Result<SessionConfig> {
     let serving = &args.serving;
     let page_size = PageSize::new(serving.page_size).map_err(Failure::input)?;
     let pages = |r: &RequestSpec| page_size.pages_for(r.prompt.len() + r.max_new_tokens);
@@ -243,7 +264,7 @@ fn generate(
     })
 }
 
-fn report(args: &Args, session: &Session, answers: &[Answer], elapsed: Duration) {
+pub(super) fn report(args: &Args, session: &Session, answers: &[Answer], elapsed: Duration) {
     let stats: &Stats = session.stats();
     let seconds = elapsed.as_secs_f64();
     let tokens: usize = answers.iter().map(|a| a.completion.tokens.len()).sum();

@@ -10,6 +10,7 @@ mod backends;
 mod bench;
 #[cfg(feature = "model")]
 mod cases;
+mod check_vectors;
 mod demo;
 mod doctor;
 mod explain;
@@ -17,6 +18,8 @@ mod failure;
 #[cfg(feature = "model")]
 mod generate;
 mod output;
+#[cfg(feature = "model")]
+mod random;
 mod replay;
 #[cfg(feature = "model")]
 mod stream;
@@ -51,9 +54,11 @@ enum Command {
     Explain(explain::Args),
     /// Runs attention problems from safetensors files and writes the results
     Replay(replay::Args),
+    /// Checks block-sparse backends against published numbers
+    CheckVectors(check_vectors::Args),
     /// Measures backends, alone or in turns with a peer, and draws charts
     Bench(bench::Args),
-    /// Generates text with a GGUF model
+    /// Generates text with a GGUF model, or tokens with a model of random weights
     #[cfg(feature = "model")]
     Generate(generate::Args),
     /// Generates text with a GGUF model (not in this build)
@@ -84,6 +89,7 @@ fn run(command: &Command) -> Result<Outcome> {
         Command::Doctor(args) => doctor::run(args),
         Command::Explain(args) => explain::run(args),
         Command::Replay(args) => replay::run(args),
+        Command::CheckVectors(args) => check_vectors::run(args),
         Command::Bench(args) => bench::run(args),
         #[cfg(feature = "model")]
         Command::Generate(args) => generate::run(args),

@@ -1,0 +1,94 @@
+//! `attn check-vectors`, and `attn generate` with a model of random weights.
+
+use std::fs;
+
+use serde_json::Value;
+
+use crate::support::{attn, attn_ok, fresh_dir, refused};
+
+const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/vectors/sparse_vectors.json");
+
+#[test]
+fn the_published_vectors_pass_on_every_block_sparse_backend() {
+    let text = attn_ok(&["check-vectors", FILE]);
+    for line in ["sparse: 32 passed, 0 refused, 0 failed", "sparse-oracle: 32 passed, 0 refused, 0 failed"] {
+        assert!(text.lines().any(|l| l == line), "{line} is not in {text}");
+    }
+    assert!(text.contains("sparse-pages: 24 passed, 8 refused, 0 failed"), "{text}");
+    let one = attn_ok(&["check-vectors", FILE, "--attention-backend", "sparse-oracle"]);
+    assert_eq!(one, "sparse-oracle: 32 passed, 0 refused, 0 failed\n");
+    let json: Value =
+        serde_json::from_str(&attn_ok(&["check-vectors", FILE, "--attention-backend", "sparse", "--json"])).unwrap();
+    assert_eq!(json[0]["cases"].as_array().unwrap().len(), 32);
+    assert_eq!(json[0]["cases"][0]["case"], "attention prefill_max_local1");
+}
+
+#[test]
+fn a_wrong_number_ends_with_exit_code_1_and_the_first_difference() {
+    let path = fresh_dir("check_vectors").join("wrong.json");
+    let text = fs::read_to_string(FILE).unwrap().replacen("-0.8274013194451754", "-0.8275", 1);
+    fs::write(&path, text).unwrap();
+    let output = attn(&["check-vectors", path.to_str().unwrap(), "--attention-backend", "sparse"]);
+    assert_eq!(output.status.code(), Some(1));
+    let stdout = String::from_utf8(output.stdout).unwrap();
+    let found = "  attention prefill_max_local1: FAILED: o[0][0][0] is -0.82740";
+    assert!(stdout.contains("31 passed, 0 refused, 1 failed") && stdout.contains(found), "{stdout}");
+}
+
+#[test]
+fn what_cannot_be_checked_is_refused() {
+    let [line] = &refused(&attn(&["check-vectors", FILE, "--attention-backend", "cpu"]), 2, 1)[..] else { panic!() };
+    assert!(line.contains("there are: sparse, sparse-oracle, sparse-pages"), "{line}");
+    refused(&attn(&["check-vectors", "no such file"]), 2, 1);
+    let path = fresh_dir("check_vectors_refused").join("other.json");
+    fs::write(&path, "{}").unwrap();
+    refused(&attn(&["check-vectors", path.to_str().unwrap()]), 2, 1);
+}
+
+#[cfg(feature = "model")]
+mod random {
+    use super::*;
+
+    /// Prompts of more than the three blocks of 64 tokens that a row may take.
+    fn generate(args: &[&str]) -> String {
+        let prompts = ["block-sparse ".repeat(30), "attention ".repeat(35), "block-sparse ".repeat(31)];
+        let mut all = vec!["generate", "--random-model", "minimax", "--max-new-tokens", "12"];
+        prompts.iter().for_each(|prompt| all.extend(["--prompt", prompt]));
+        all.extend(args);
+        attn_ok(&all)
+    }
+
+    #[test]
+    fn a_random_model_says_the_same_however_it_is_run() {
+        let expected = generate(&["--page-size", "16"]);
+        assert_eq!(expected.lines().count(), 3);
+        let small_pool = ["--page-size", "16", "--num-pages", "40"];
+        for args in [
+            &["--page-size", "1"][..],
+            &["--page-size", "64"],
+            &["--prefill-chunk", "37"],
+            &["--prefill-chunk", "1"],
+            &["--no-prefix-cache"],
+            &["--attention-backend", "cpu+sparse"],
+            &["--threads", "1"],
+            &small_pool,
+        ] {
+            assert_eq!(generate(args), expected, "{args:?}");
+        }
+        assert_ne!(generate(&["--model-seed", "1"]), expected, "another seed is another model");
+    }
+
+    #[test]
+    fn random_models_refuse_what_they_cannot_do() {
+        let [line] = &refused(&attn(&["generate", "--random-model", "gpt", "--prompt", "a"]), 2, 1)[..] else {
+            panic!()
+        };
+        assert!(line.contains("there is no random model"), "{line}");
+        refused(&attn(&["generate", "--random-model", "minimax", "--model", "x", "--prompt", "a"]), 2, 1);
+        refused(&attn(&["generate", "--random-model", "minimax"]), 2, 1);
+        refused(&attn(&["generate", "--prompt", "a"]), 2, 1);
+        let page_size = ["generate", "--random-model", "minimax", "--prompt", "a", "--page-size", "48"];
+        let [line] = &refused(&attn(&page_size), 2, 1)[..] else { panic!() };
+        assert!(line.contains("pages of 48 tokens do not divide blocks of 64 tokens"), "{line}");
+    }
+}
