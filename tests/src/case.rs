@@ -257,6 +257,7 @@ impl Case {
     pub fn format(&self) -> KvFormat {
         match self.kv_dtype {
             KvDtype::F32 => KvFormat::F32,
+            KvDtype::Fp8Latent => KvFormat::Fp8Latent,
             KvDtype::F16 => KvFormat::F16,
             KvDtype::Bf16 => KvFormat::Bf16,
             KvDtype::Fp8E4m3 => {
@@ -272,6 +273,7 @@ impl Case {
     pub fn side_format(&self) -> KvFormat {
         match self.model(vec![self.layer()]).side_dtype() {
             KvDtype::F32 => KvFormat::F32,
+            KvDtype::Fp8Latent => KvFormat::Fp8Latent,
             KvDtype::F16 => KvFormat::F16,
             KvDtype::Bf16 => KvFormat::Bf16,
             KvDtype::Fp8E4m3 => KvFormat::Fp8E4m3(KvScales::new(1.0, 1.0).expect("1 is a scale")),

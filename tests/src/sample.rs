@@ -122,7 +122,7 @@ impl<'a> Sampler<'a> {
             padding_rows: PADDING[padding],
             heads: HeadShape { num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo },
             q_dtype: Dtype::ALL[q_dtype],
-            kv_dtype: KvDtype::ALL[kv_dtype],
+            kv_dtype: KvDtype::ELEMENTWISE[kv_dtype],
             scales: self.rng.pick(SCALES),
             // One case in five, where the widths allow it.
             values_in_keys: in_keys == 0 && head_dim_vo <= head_dim_qk,
@@ -212,7 +212,7 @@ pub(crate) fn plain_cases(family: Option<CaseFamily>) -> impl Iterator<Item = Ca
     let dims = DIMS.iter().copied().chain([(576, 512), (96, 96)]);
     dims.flat_map(move |(qk, vo)| {
         Dtype::ALL.into_iter().flat_map(move |q_dtype| {
-            KvDtype::ALL.into_iter().flat_map(move |kv_dtype| {
+            KvDtype::ELEMENTWISE.into_iter().flat_map(move |kv_dtype| {
                 PAGE_SIZES.iter().map(move |&page_size| {
                     let heads = HeadShape { num_qo_heads: 1, num_kv_heads: 1, head_dim_qk: qk, head_dim_vo: vo };
                     let mut case = Case { heads, q_dtype, kv_dtype, page_size, family, ..Case::default() };

@@ -3,7 +3,7 @@
 //! A backend is made for one [`ModelSpec`]; so every layer is checked against its capabilities once, constants are
 //! uploaded once, and a step plans once for each [`PlanGroup`] instead of once a layer.
 
-use kvpool::{Dtype, KvDtype, KvSpec, PageSize, Values};
+use kvpool::{Dtype, KvDtype, KvSpec, LatentRow, PageSize, Values};
 use thiserror::Error;
 
 use crate::capability::{Feature, FeatureSet, Requirements};
@@ -55,6 +55,16 @@ pub enum ModelSpecError {
         /// The rule and the values.
         why: String,
     },
+    /// What a layer keeps of a token cannot be stored so.
+    #[error("layer {layer} cannot be stored as {dtype}: {why}")]
+    KvDtype {
+        /// The layer.
+        layer: usize,
+        /// Dtype of the stored KV.
+        dtype: KvDtype,
+        /// The rule and the values.
+        why: String,
+    },
 }
 
 /// The attention layers of a model and what they share. Immutable.
@@ -76,7 +86,7 @@ impl ModelSpec {
     ///
     /// # Errors
     /// [`ModelSpecError::NoLayers`] where `layers` is empty, [`ModelSpecError::PageSize`] where a layer's family rules
-    /// the page size out.
+    /// the page size out, [`ModelSpecError::KvDtype`] where a layer's KV does not fit `kv_dtype`.
     pub fn new(
         layers: Vec<Layer>,
         q_dtype: Dtype,
@@ -90,6 +100,9 @@ impl ModelSpec {
             let family_name = family.name();
             let checked = family.check_page_size(page_size);
             checked.map_err(|why| ModelSpecError::PageSize { layer, family: family_name, why })?;
+        }
+        for (layer, spec) in layers.iter().enumerate().map(|(i, layer)| (i, layer.kv())) {
+            check_rows(&spec, kv_dtype).map_err(|why| ModelSpecError::KvDtype { layer, dtype: kv_dtype, why })?;
         }
         let mut groups: Vec<PlanGroup> = Vec::new();
         let mut group_of_layer = Vec::with_capacity(layers.len());
@@ -184,6 +197,19 @@ impl ModelSpec {
             page_size: self.page_size,
             features,
         }
+    }
+}
+
+/// Latent rows hold their values in the keys, and come in certain widths.
+fn check_rows(spec: &KvSpec, dtype: KvDtype) -> Result<(), String> {
+    match (dtype, spec.values) {
+        (KvDtype::Fp8Latent, Values::InKeys(width)) => {
+            LatentRow::of_widths(spec.head_dim_k, width).map(|_| ()).map_err(|error| error.to_string())
+        }
+        (KvDtype::Fp8Latent, Values::Own(_) | Values::None) => {
+            Err(format!("a latent row holds its values, not {spec}"))
+        }
+        _ => Ok(()),
     }
 }
 

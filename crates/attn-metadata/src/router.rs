@@ -133,7 +133,7 @@ impl<S: Space> AttentionBackend<S> for LayerRouter<S> {
 
     fn explain(&self, step: &Prepared) -> Result<PlanReport, RunError> {
         let tickets = self.steps.get(step)?;
-        let mut report = PlanReport { groups: Vec::new() };
+        let mut report = PlanReport { groups: Vec::new(), notes: Vec::new() };
         for (part, ticket) in self.parts.iter().zip(tickets) {
             report.absorb(part.explain(ticket)?);
         }

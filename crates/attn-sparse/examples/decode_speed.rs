@@ -167,7 +167,7 @@ impl Noise {
             KvSliceMut::F32(data) => data.iter_mut().for_each(|x| *x = self.next()),
             KvSliceMut::Bf16(data) => data.iter_mut().for_each(|x| *x = half::bf16::from_f32(self.next())),
             KvSliceMut::F16(data) => data.iter_mut().for_each(|x| *x = half::f16::from_f32(self.next())),
-            KvSliceMut::Fp8E4m3(data) => data.fill(0x30),
+            KvSliceMut::Fp8E4m3(data) | KvSliceMut::Fp8Latent(data) => data.fill(0x30),
         }
     }
 }

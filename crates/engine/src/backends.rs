@@ -18,6 +18,8 @@ const ROWS: &[fn() -> BackendEntry<Host>] = &[
     attn_sparse::entry,
     attn_sparse::oracle_entry,
     attn_sparse::page_table_entry,
+    attn_mla::entry,
+    attn_mla::oracle::entry,
     // new backends: one row each, above this line
 ];
 

@@ -126,6 +126,30 @@ pub enum ShapeError {
         /// Columns of K.
         head_dim_k: usize,
     },
+    /// There is no quantised latent row of these widths.
+    #[error("a latent row of {latent} + {rope} values: the first must be a multiple of 128 above 0, the second even")]
+    LatentRow {
+        /// Quantised values.
+        latent: u32,
+        /// Values in bf16.
+        rope: u32,
+    },
+    /// A plane says that its vectors are of another kind than the dtype has.
+    #[error("plane {part} of a {dtype} cache {}", if *has_row {"has latent rows"} else {"has no latent rows"})]
+    RowFormat {
+        /// The plane.
+        part: KvPart,
+        /// Dtype of the format.
+        dtype: KvDtype,
+        /// Whether the plane's vectors are latent rows.
+        has_row: bool,
+    },
+    /// A latent row holds the values in its first columns, so the values cannot be elsewhere.
+    #[error("the values of a {dtype} cache are the first columns of its keys, and not a plane of their own")]
+    RowsHoldValues {
+        /// Dtype of the format.
+        dtype: KvDtype,
+    },
     /// K and V share their elements, so they cannot have two scales.
     #[error("k and v share their elements, but k_scale is {k_scale} and v_scale is {v_scale}")]
     SharedScales {

@@ -6,9 +6,10 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::error::KvPart;
+use crate::latent::LatentRow;
 use crate::slice::UnknownName;
 
-/// The element type of a KV cache.
+/// How the values of a KV cache are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum KvDtype {
     /// IEEE single precision.
@@ -19,19 +20,35 @@ pub enum KvDtype {
     Bf16,
     /// FP8 E4M3 without infinities.
     Fp8E4m3,
+    /// Quantised latent rows, see [`LatentRow`]: FP8 E4M3 with a scale for each 128 values, and bf16. The values of a
+    /// layer are the first columns of its keys.
+    Fp8Latent,
 }
 
 impl KvDtype {
-    /// All element types.
-    pub const ALL: [KvDtype; 4] = [KvDtype::F32, KvDtype::F16, KvDtype::Bf16, KvDtype::Fp8E4m3];
+    /// All of them.
+    pub const ALL: [KvDtype; 5] = [KvDtype::F32, KvDtype::F16, KvDtype::Bf16, KvDtype::Fp8E4m3, KvDtype::Fp8Latent];
 
-    /// Bytes of one element.
+    /// Those that store one element for each value, in keys and values of any width.
+    pub const ELEMENTWISE: [KvDtype; 4] = [KvDtype::F32, KvDtype::F16, KvDtype::Bf16, KvDtype::Fp8E4m3];
+
+    /// Bytes of one element of a buffer, which is what offsets and strides count: a value, or a byte of a row.
     #[must_use]
-    pub const fn size_bytes(self) -> usize {
+    pub const fn element_bytes(self) -> usize {
         match self {
             KvDtype::F32 => 4,
             KvDtype::F16 | KvDtype::Bf16 => 2,
-            KvDtype::Fp8E4m3 => 1,
+            KvDtype::Fp8E4m3 | KvDtype::Fp8Latent => 1,
+        }
+    }
+
+    /// Bytes that a token of one head takes: a key of `head_dim_k` elements and a value of `head_dim_v` beside it, or
+    /// in it where the dtype is of rows.
+    #[must_use]
+    pub const fn token_bytes(self, head_dim_k: u32, head_dim_v: u32) -> u64 {
+        match self {
+            KvDtype::Fp8Latent => LatentRow::bytes_of_widths(head_dim_k, head_dim_v),
+            _ => (head_dim_k as u64 + head_dim_v as u64) * self.element_bytes() as u64,
         }
     }
 
@@ -40,7 +57,7 @@ impl KvDtype {
     pub const fn is_scaled(self) -> bool {
         match self {
             KvDtype::F32 | KvDtype::F16 | KvDtype::Bf16 => false,
-            KvDtype::Fp8E4m3 => true,
+            KvDtype::Fp8E4m3 | KvDtype::Fp8Latent => true,
         }
     }
 
@@ -52,6 +69,7 @@ impl KvDtype {
             KvDtype::F16 => "f16",
             KvDtype::Bf16 => "bf16",
             KvDtype::Fp8E4m3 => "fp8_e4m3",
+            KvDtype::Fp8Latent => "fp8_latent",
         }
     }
 }
@@ -69,7 +87,7 @@ impl FromStr for KvDtype {
         KvDtype::ALL
             .into_iter()
             .find(|dtype| dtype.name() == name)
-            .ok_or_else(|| UnknownName::new("kv dtype", name, "f32, f16, bf16, fp8_e4m3"))
+            .ok_or_else(|| UnknownName::new("kv dtype", name, "f32, f16, bf16, fp8_e4m3, fp8_latent"))
     }
 }
 
@@ -133,6 +151,8 @@ pub enum KvFormat {
     Bf16,
     /// FP8 E4M3 with its scales.
     Fp8E4m3(KvScales),
+    /// Quantised latent rows; each row has its scales in it.
+    Fp8Latent,
 }
 
 impl KvFormat {
@@ -144,24 +164,25 @@ impl KvFormat {
             KvFormat::F16 => KvDtype::F16,
             KvFormat::Bf16 => KvDtype::Bf16,
             KvFormat::Fp8E4m3(_) => KvDtype::Fp8E4m3,
+            KvFormat::Fp8Latent => KvDtype::Fp8Latent,
         }
     }
 
-    /// What a stored K value is multiplied by; 1 where the format has no scales.
+    /// What a stored K value is multiplied by; 1 where the format has no scales or has them in its rows.
     #[must_use]
     pub const fn k_scale(self) -> f32 {
         match self {
             KvFormat::Fp8E4m3(scales) => scales.k(),
-            KvFormat::F32 | KvFormat::F16 | KvFormat::Bf16 => 1.0,
+            KvFormat::F32 | KvFormat::F16 | KvFormat::Bf16 | KvFormat::Fp8Latent => 1.0,
         }
     }
 
-    /// What a stored V value is multiplied by; 1 where the format has no scales.
+    /// What a stored V value is multiplied by; 1 where the format has no scales or has them in its rows.
     #[must_use]
     pub const fn v_scale(self) -> f32 {
         match self {
             KvFormat::Fp8E4m3(scales) => scales.v(),
-            KvFormat::F32 | KvFormat::F16 | KvFormat::Bf16 => 1.0,
+            KvFormat::F32 | KvFormat::F16 | KvFormat::Bf16 | KvFormat::Fp8Latent => 1.0,
         }
     }
 }

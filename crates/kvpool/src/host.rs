@@ -4,7 +4,7 @@
 //! Does not know who owns a page: leases do. Does not allocate after construction.
 
 use crate::error::{KvPart, OverlapDetail, ShapeError};
-use crate::format::KvFormat;
+use crate::format::{KvDtype, KvFormat};
 use crate::ids::{PageId, PageSize, Slot};
 use crate::layout::{KvLayout, KvPlaneLayout, KvShape};
 use crate::spec::{KvSpec, Values};
@@ -55,6 +55,14 @@ pub enum CopyPageError {
         /// Pages of the pool.
         num_pages: u32,
     },
+    /// The slot is not of this pool.
+    #[error("slot {slot} is outside the pool of {num_slots} slots")]
+    SlotOutOfRange {
+        /// The slot.
+        slot: i32,
+        /// Slots of the pool.
+        num_slots: u64,
+    },
     /// A page of one cache is not a page of the other: formats or page shapes differ, or which of them shares planes.
     #[error("the pages of the two caches hold different things")]
     OtherPages,
@@ -92,8 +100,7 @@ impl HostKv {
     /// A zeroed cache of `num_pages` pages for what a layer keeps of a token.
     ///
     /// # Errors
-    /// As [`KvShape::validate`], [`ShapeError::SharedColumns`], [`ShapeError::OutOfMemory`], and
-    /// [`ShapeError::SharedScales`] where values in the keys have a scale of their own.
+    /// As [`HostKv::new`], and [`KvShape::key_plane`] and [`HostKv::with_shared_planes`] where values are in the keys.
     pub fn for_spec(
         spec: KvSpec,
         num_pages: u32,
@@ -105,7 +112,7 @@ impl HostKv {
         if !matches!(spec.values, Values::InKeys(_)) {
             return HostKv::new(shape, layout, format);
         }
-        let [k, _] = shape.packed_planes(layout)?;
+        let k = shape.key_plane(layout, format.dtype())?;
         let len = k.extent(&shape).ok_or(ShapeError::Overflow { what: "kv cache" })?;
         HostKv::with_shared_planes(shape, format, KvBuffer::try_zeroed(format.dtype(), len)?, k, 0)
     }
@@ -125,8 +132,8 @@ impl HostKv {
     /// two positions.
     ///
     /// # Errors
-    /// [`ShapeError::BufferDtype`], [`ShapeError::HeadDim`], [`ShapeError::OutOfBounds`], [`ShapeError::Overlap`],
-    /// [`ShapeError::Overflow`], and as [`KvShape::validate`].
+    /// [`ShapeError::BufferDtype`], [`ShapeError::HeadDim`], [`ShapeError::RowFormat`], [`ShapeError::RowsHoldValues`],
+    /// [`ShapeError::OutOfBounds`], [`ShapeError::Overlap`], [`ShapeError::Overflow`], and as [`KvShape::validate`].
     pub fn from_parts(
         shape: KvShape,
         format: KvFormat,
@@ -134,6 +141,7 @@ impl HostKv {
         k: KvPlaneLayout,
         v: KvPlaneLayout,
     ) -> Result<HostKv, ShapeError> {
+        require_own_values(format)?;
         require_parts(&shape, format, &buffer, [(KvPart::K, k), (KvPart::V, v)])?;
         require_disjoint(&shape, buffer.len(), &[("k", k), ("v", v)])?;
         Ok(HostKv { shape, format, buffer, k, v, is_shared: false })
@@ -158,6 +166,9 @@ impl HostKv {
         if end > k.head_dim {
             return Err(ShapeError::SharedColumns { v_column, end, head_dim_k: k.head_dim });
         }
+        if k.row.is_some() && v_column != 0 {
+            return Err(ShapeError::RowsHoldValues { dtype: format.dtype() });
+        }
         let (k_scale, v_scale) = (format.k_scale(), format.v_scale());
         if k_scale.to_bits() != v_scale.to_bits() {
             return Err(ShapeError::SharedScales { k_scale, v_scale });
@@ -169,6 +180,7 @@ impl HostKv {
     }
 
     fn zeroed(shape: KvShape, format: KvFormat, planes: [KvPlaneLayout; 2]) -> Result<HostKv, ShapeError> {
+        require_own_values(format)?;
         let overflow = ShapeError::Overflow { what: "kv cache" };
         let extents = planes.map(|plane| plane.extent(&shape));
         let len = extents.into_iter().flatten().max().ok_or(overflow)?;
@@ -223,8 +235,8 @@ impl HostKv {
         self.buffer.as_slice_mut()
     }
 
-    /// Writes row `i` of `k` and `v` to `slots[i]`: rounds to nearest even; FP8 divides by its scale and saturates at
-    /// ±448; NaN stays NaN; `f16` and `bf16` overflow to infinity as IEEE rounding does.
+    /// Writes row `i` of `k` and `v` to `slots[i]`: rounds to nearest even; FP8 divides by its scale (latent rows: by
+    /// that of the block's largest value) and saturates at ±448; NaN stays NaN; `f16` and `bf16` overflow to infinity as IEEE rounding does.
     ///
     /// `k` is `[n, num_kv_heads, head_dim_k]`, `v` is `[n, num_kv_heads, head_dim_v]`, `n` the number of slots; `v` is
     /// `None` where the cache has no values of their own (in its keys, or none at all). Rows of padding slots are
@@ -282,7 +294,7 @@ impl HostKv {
         for plane in self.own_planes() {
             for (token, head) in tokens_and_heads(self.shape) {
                 let (source, target) = (plane.element(from, token, head), plane.element(to, token, head));
-                self.buffer.copy_within(source..source + plane.head_dim, target);
+                self.buffer.copy_within(source..source + plane.vector_len(), target);
             }
         }
         Ok(())
@@ -294,8 +306,7 @@ impl HostKv {
     /// # Errors
     /// [`CopyPageError::PageOutOfRange`], [`CopyPageError::OtherPages`]; nothing was written.
     pub fn copy_page_from(&mut self, source: &HostKv, from: PageId, to: PageId) -> Result<(), CopyPageError> {
-        let v_column = |kv: &HostKv| kv.is_shared.then(|| kv.v.offset - kv.k.offset);
-        let pages_of = |kv: &HostKv| (kv.shape.page_shape(), kv.format, v_column(kv));
+        let pages_of = |kv: &HostKv| (kv.shape.page_shape(), kv.format, kv.v_column());
         if pages_of(self) != pages_of(source) {
             return Err(CopyPageError::OtherPages);
         }
@@ -304,10 +315,40 @@ impl HostKv {
         for (read, written) in source.own_planes().zip(self.own_planes()) {
             for (token, head) in tokens_and_heads(self.shape) {
                 let (start, target) = (read.element(from, token, head), written.element(to, token, head));
-                self.buffer.copy_from(target, &source.buffer, start..start + read.head_dim);
+                self.buffer.copy_from(target, &source.buffer, start..start + read.vector_len());
             }
         }
         Ok(())
+    }
+
+    /// Copies the token at slot `from` of another cache over slot `to` of this one, bit for bit. The two may have different
+    /// strides, page sizes and numbers of pages.
+    ///
+    /// # Errors
+    /// [`CopyPageError::SlotOutOfRange`], [`CopyPageError::OtherPages`]; nothing was written.
+    pub fn copy_token_from(&mut self, source: &HostKv, from: Slot, to: Slot) -> Result<(), CopyPageError> {
+        if (self.spec(), self.format, self.v_column()) != (source.spec(), source.format, source.v_column()) {
+            return Err(CopyPageError::OtherPages);
+        }
+        let (from, to) = (source.require_slot(from)?, self.require_slot(to)?);
+        for (read, written) in source.own_planes().zip(self.own_planes()) {
+            for head in 0..self.shape.num_kv_heads {
+                let (start, target) = (read.element(from.0, from.1, head), written.element(to.0, to.1, head));
+                self.buffer.copy_from(target, &source.buffer, start..start + read.vector_len());
+            }
+        }
+        Ok(())
+    }
+
+    /// First column of V in K, where it is there.
+    fn v_column(&self) -> Option<usize> {
+        self.is_shared.then(|| self.v.offset - self.k.offset)
+    }
+
+    fn require_slot(&self, slot: Slot) -> Result<(PageId, u32), CopyPageError> {
+        let num_slots = self.shape.num_slots();
+        let position = self.position(slot).filter(|(page, _)| page.raw() < self.shape.num_pages);
+        position.ok_or(CopyPageError::SlotOutOfRange { slot: slot.raw(), num_slots })
     }
 
     /// The planes with elements of their own.
@@ -342,7 +383,7 @@ impl HostKv {
             let Some((page, token)) = self.position(*slot) else { continue };
             for head in 0..self.shape.num_kv_heads {
                 let source = tensor.offset(row, head as usize);
-                self.buffer.write(plane.element(page, token, head), tensor.data(), source, plane.head_dim, scale);
+                self.buffer.write(plane.element(page, token, head), tensor.data(), source, &plane, scale);
             }
         }
     }
@@ -368,6 +409,13 @@ fn tokens_and_heads(shape: KvShape) -> impl Iterator<Item = (u32, u32)> {
     (0..shape.page_size.get()).flat_map(move |token| (0..shape.num_kv_heads).map(move |head| (token, head)))
 }
 
+fn require_own_values(format: KvFormat) -> Result<(), ShapeError> {
+    match format.dtype() {
+        dtype @ KvDtype::Fp8Latent => Err(ShapeError::RowsHoldValues { dtype }),
+        _ => Ok(()),
+    }
+}
+
 fn require_parts<const N: usize>(
     shape: &KvShape,
     format: KvFormat,
@@ -386,6 +434,9 @@ fn require_parts<const N: usize>(
         if plane.head_dim != head_dim as usize {
             return Err(ShapeError::HeadDim { part, got: plane.head_dim, expected: head_dim as usize });
         }
+        if plane.row != shape.row(format.dtype())? {
+            return Err(ShapeError::RowFormat { part, dtype: format.dtype(), has_row: plane.row.is_some() });
+        }
         let needed = plane.extent(shape).ok_or(ShapeError::Overflow { what })?;
         if needed > buffer.len() {
             return Err(ShapeError::OutOfBounds { what, len: buffer.len(), needed });
@@ -402,7 +453,7 @@ fn require_disjoint(shape: &KvShape, len: usize, planes: &[(&'static str, KvPlan
             for token in 0..shape.page_size.get() {
                 for head in 0..shape.num_kv_heads {
                     let start = plane.element(page, token, head);
-                    if let Some(element) = take(&mut is_taken, start, start + plane.head_dim) {
+                    if let Some(element) = take(&mut is_taken, start, start + plane.vector_len()) {
                         return Err(ShapeError::Overlap { what, detail: OverlapDetail::Element { element } });
                     }
                 }

@@ -7,6 +7,7 @@
 use crate::error::ShapeError;
 use crate::format::KvDtype;
 use crate::ids::{PageId, PageSize};
+use crate::latent::LatentRow;
 
 /// The largest number of slots of a pool, inclusive.
 const MAX_SLOTS: u64 = i32::MAX.unsigned_abs() as u64;
@@ -38,8 +39,8 @@ impl KvPageShape {
     #[must_use]
     pub fn bytes_per_page(&self, dtype: KvDtype) -> u64 {
         let vectors = u128::from(self.page_size.get()) * u128::from(self.num_kv_heads);
-        let elements = vectors * (u128::from(self.head_dim_k) + u128::from(self.head_dim_v));
-        u64::try_from(elements * dtype.size_bytes() as u128).unwrap_or(u64::MAX)
+        let token_bytes = u128::from(dtype.token_bytes(self.head_dim_k, self.head_dim_v));
+        vectors.checked_mul(token_bytes).and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or(u64::MAX)
     }
 
     /// The shape of a layer of `num_pages` such pages.
@@ -133,6 +134,25 @@ impl KvShape {
         Ok([self.plane(layout, 0, k_page, self.head_dim_k), self.plane(layout, k_elements, v_page, self.head_dim_v)])
     }
 
+    /// The plane of K alone, packed: for caches whose values are in their keys. With a dtype of rows its vectors are rows.
+    ///
+    /// # Errors
+    /// As [`KvShape::validate`], and as [`LatentRow::of_widths`] where the dtype is of rows.
+    pub fn key_plane(&self, layout: KvLayout, dtype: KvDtype) -> Result<KvPlaneLayout, ShapeError> {
+        self.validate()?;
+        let row = self.row(dtype)?;
+        let vector = row.map_or(self.head_dim_k as usize, LatentRow::bytes);
+        let page = self.page_size.get() as usize * self.num_kv_heads as usize * vector;
+        let strides = self.strides(layout, page, vector);
+        Ok(KvPlaneLayout { offset: 0, strides, head_dim: self.head_dim_k as usize, row })
+    }
+
+    /// The row of this shape's keys, where the dtype is of rows.
+    pub(crate) fn row(&self, dtype: KvDtype) -> Result<Option<LatentRow>, ShapeError> {
+        let has_row = dtype == KvDtype::Fp8Latent;
+        has_row.then(|| LatentRow::of_widths(self.head_dim_k, self.head_dim_v)).transpose()
+    }
+
     /// K and V of a page next to each other: `[num_pages, 2, ..page..]` where their widths are equal.
     ///
     /// # Errors
@@ -152,11 +172,15 @@ impl KvShape {
 
     fn plane(&self, layout: KvLayout, offset: usize, page: usize, head_dim: u32) -> KvPlaneLayout {
         let head_dim = head_dim as usize;
-        let strides = match layout {
-            KvLayout::Nhd => KvStrides { page, token: self.num_kv_heads as usize * head_dim, head: head_dim },
-            KvLayout::Hnd => KvStrides { page, token: head_dim, head: self.page_size.get() as usize * head_dim },
-        };
-        KvPlaneLayout { offset, strides, head_dim }
+        KvPlaneLayout::new(offset, self.strides(layout, page, head_dim), head_dim)
+    }
+
+    /// Strides of packed vectors of `vector` elements.
+    fn strides(&self, layout: KvLayout, page: usize, vector: usize) -> KvStrides {
+        match layout {
+            KvLayout::Nhd => KvStrides { page, token: self.num_kv_heads as usize * vector, head: vector },
+            KvLayout::Hnd => KvStrides { page, token: vector, head: self.page_size.get() as usize * vector },
+        }
     }
 }
 
@@ -178,11 +202,29 @@ pub struct KvPlaneLayout {
     pub offset: usize,
     /// Strides in elements.
     pub strides: KvStrides,
-    /// Elements of one head vector.
+    /// Width of one head vector, in values.
     pub head_dim: usize,
+    /// What the vectors are, where they are rows. Otherwise a value is an element.
+    pub row: Option<LatentRow>,
 }
 
 impl KvPlaneLayout {
+    /// A plane of vectors of `head_dim` elements, one a value.
+    #[must_use]
+    pub const fn new(offset: usize, strides: KvStrides, head_dim: usize) -> KvPlaneLayout {
+        KvPlaneLayout { offset, strides, head_dim, row: None }
+    }
+
+    /// Elements of the buffer that one head vector takes: its width, or the bytes of its row.
+    #[must_use]
+    #[inline]
+    pub const fn vector_len(&self) -> usize {
+        match self.row {
+            None => self.head_dim,
+            Some(row) => row.bytes(),
+        }
+    }
+
     /// Element of the buffer where the vector of (`page`, `token` in the page, `head`) begins.
     ///
     /// Nothing is checked against a shape; for a plane that a [`crate::HostKv`] accepted and ids in range, it is in
@@ -202,7 +244,7 @@ impl KvPlaneLayout {
             .checked_add(last(shape.num_pages, self.strides.page)?)?
             .checked_add(last(shape.page_size.get(), self.strides.token)?)?
             .checked_add(last(shape.num_kv_heads, self.strides.head)?)?
-            .checked_add(self.head_dim)
+            .checked_add(self.vector_len())
     }
 }
 

@@ -7,8 +7,8 @@
 //!   takes in the pages of sequences, and evicts; [`TieredCache`] keeps what was evicted in host memory.
 //! * *Which page, which slot?* [`PageId`], [`PageSize`], [`Slot`].
 //! * *What do the bytes look like?* [`KvFormat`] (dtype and scales together), [`KvShape`],
-//!   [`KvPlaneLayout`] (strides are the truth), the FP8 conversions, the views [`HostTensor`] and
-//!   [`HostTensorMut`].
+//!   [`KvPlaneLayout`] (strides are the truth), [`LatentRow`] (a quantised latent row), the FP8 conversions, the views
+//!   [`HostTensor`] and [`HostTensorMut`].
 //! * *Where are the bytes?* On the host in a [`HostKv`], one per layer. Device storage belongs to the
 //!   crate of the device; it takes its offsets from the same layout types.
 //!
@@ -36,6 +36,7 @@ mod fp8;
 mod host;
 mod idle;
 mod ids;
+mod latent;
 mod layout;
 mod lease;
 mod pool;
@@ -54,6 +55,7 @@ pub use format::{FormatError, KvDtype, KvFormat, KvScales};
 pub use fp8::{FP8_E4M3_TO_F32, f32_to_fp8_e4m3, fp8_e4m3_to_f32};
 pub use host::{AppendError, CopyPageError, HostKv};
 pub use ids::{PageId, PageSize, Slot};
+pub use latent::{LATENT_BLOCK, LatentRow};
 pub use layout::{BudgetError, KvLayout, KvPageShape, KvPlaneLayout, KvShape, KvStrides, PageBudget, pages_in_budget};
 pub use lease::{CopyOnWrite, Lease};
 pub use pool::{PagePool, PoolCounts, PoolError};

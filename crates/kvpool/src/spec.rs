@@ -55,7 +55,7 @@ impl KvSpec {
         KvSpec { num_kv_heads, head_dim_k: head_dim, values: Values::Own(head_dim) }
     }
 
-    /// Elements stored for a token.
+    /// Values stored for a token.
     #[must_use]
     pub const fn elements_per_token(&self) -> u64 {
         // Two 32-bit numbers and their product fit 64 bits but for one carry, which no cache gets to.
@@ -65,7 +65,11 @@ impl KvSpec {
     /// Bytes stored for a token.
     #[must_use]
     pub const fn bytes_per_token(&self, dtype: KvDtype) -> u64 {
-        self.elements_per_token().saturating_mul(dtype.size_bytes() as u64)
+        let beside = match dtype {
+            KvDtype::Fp8Latent => self.values.head_dim(),
+            _ => self.values.own_dim(),
+        };
+        (self.num_kv_heads as u64).saturating_mul(dtype.token_bytes(self.head_dim_k, beside))
     }
 
     /// The shape of a cache for it. Widths of values in keys count as the V width.

@@ -25,6 +25,8 @@ pub enum KvBuffer {
     Bf16(Vec<bf16>),
     /// FP8 E4M3 codes.
     Fp8E4m3(Vec<u8>),
+    /// Bytes of latent rows.
+    Fp8Latent(Vec<u8>),
 }
 
 impl KvBuffer {
@@ -47,8 +49,9 @@ impl KvBuffer {
             KvDtype::F16 => bytemuck::allocation::try_zeroed_vec(len).map(KvBuffer::F16),
             KvDtype::Bf16 => bytemuck::allocation::try_zeroed_vec(len).map(KvBuffer::Bf16),
             KvDtype::Fp8E4m3 => bytemuck::allocation::try_zeroed_vec(len).map(KvBuffer::Fp8E4m3),
+            KvDtype::Fp8Latent => bytemuck::allocation::try_zeroed_vec(len).map(KvBuffer::Fp8Latent),
         };
-        let bytes = (len as u64).saturating_mul(dtype.size_bytes() as u64);
+        let bytes = (len as u64).saturating_mul(dtype.element_bytes() as u64);
         buffer.map_err(|()| ShapeError::OutOfMemory { what: "kv cache", bytes })
     }
 
@@ -78,6 +81,7 @@ impl KvBuffer {
             KvBuffer::F16(data) => KvSlice::F16(data),
             KvBuffer::Bf16(data) => KvSlice::Bf16(data),
             KvBuffer::Fp8E4m3(data) => KvSlice::Fp8E4m3(data),
+            KvBuffer::Fp8Latent(data) => KvSlice::Fp8Latent(data),
         }
     }
 
@@ -88,11 +92,14 @@ impl KvBuffer {
             KvBuffer::F16(data) => KvSliceMut::F16(data),
             KvBuffer::Bf16(data) => KvSliceMut::Bf16(data),
             KvBuffer::Fp8E4m3(data) => KvSliceMut::Fp8E4m3(data),
+            KvBuffer::Fp8Latent(data) => KvSliceMut::Fp8Latent(data),
         }
     }
 
-    /// Converts `source[at..at + len]` to the elements `start..start + len`, FP8 after a division by `scale`.
-    pub(crate) fn write(&mut self, start: usize, source: HostSlice<'_>, at: usize, len: usize, scale: f32) {
+    /// Converts the vector `source[at..]` of a plane to the elements from `start` on: FP8 after a division by `scale`,
+    /// rows after one by their own scales.
+    pub(crate) fn write(&mut self, start: usize, source: HostSlice<'_>, at: usize, plane: &KvPlaneLayout, scale: f32) {
+        let len = plane.head_dim;
         match (self, source) {
             (KvBuffer::F32(data), source) => widen(source, at, &mut data[start..start + len]),
             (KvBuffer::F16(data), HostSlice::F16(source)) => {
@@ -112,6 +119,10 @@ impl KvBuffer {
             }
             (KvBuffer::Bf16(data), HostSlice::F16(source)) => {
                 convert(&source[at..at + len], &mut data[start..start + len], |x| bf16::from_f32(x.to_f32()));
+            }
+            (KvBuffer::Fp8Latent(data), source) => {
+                let row = plane.row.expect("planes of rows were checked to have them");
+                row.write(&mut data[start..start + row.bytes()], source, at);
             }
             (KvBuffer::Fp8E4m3(data), source) => {
                 let data = &mut data[start..start + len];
@@ -134,7 +145,7 @@ impl KvBuffer {
             KvBuffer::F32(data) => data.copy_within(source, target),
             KvBuffer::F16(data) => data.copy_within(source, target),
             KvBuffer::Bf16(data) => data.copy_within(source, target),
-            KvBuffer::Fp8E4m3(data) => data.copy_within(source, target),
+            KvBuffer::Fp8E4m3(data) | KvBuffer::Fp8Latent(data) => data.copy_within(source, target),
         }
     }
 
@@ -145,7 +156,8 @@ impl KvBuffer {
             (KvBuffer::F32(data), KvBuffer::F32(source)) => data[target..end].copy_from_slice(&source[range]),
             (KvBuffer::F16(data), KvBuffer::F16(source)) => data[target..end].copy_from_slice(&source[range]),
             (KvBuffer::Bf16(data), KvBuffer::Bf16(source)) => data[target..end].copy_from_slice(&source[range]),
-            (KvBuffer::Fp8E4m3(data), KvBuffer::Fp8E4m3(source)) => {
+            (KvBuffer::Fp8E4m3(data), KvBuffer::Fp8E4m3(source))
+            | (KvBuffer::Fp8Latent(data), KvBuffer::Fp8Latent(source)) => {
                 data[target..end].copy_from_slice(&source[range]);
             }
             (data, source) => unreachable!("{} was copied to {}", source.dtype(), data.dtype()),
@@ -179,6 +191,8 @@ pub enum KvSlice<'a> {
     Bf16(&'a [bf16]),
     /// FP8 E4M3 codes.
     Fp8E4m3(&'a [u8]),
+    /// Bytes of latent rows.
+    Fp8Latent(&'a [u8]),
 }
 
 impl<'a> KvSlice<'a> {
@@ -189,7 +203,7 @@ impl<'a> KvSlice<'a> {
             KvSlice::F32(data) => data.len(),
             KvSlice::F16(data) => data.len(),
             KvSlice::Bf16(data) => data.len(),
-            KvSlice::Fp8E4m3(data) => data.len(),
+            KvSlice::Fp8E4m3(data) | KvSlice::Fp8Latent(data) => data.len(),
         }
     }
 
@@ -207,6 +221,7 @@ impl<'a> KvSlice<'a> {
             KvSlice::F16(_) => KvDtype::F16,
             KvSlice::Bf16(_) => KvDtype::Bf16,
             KvSlice::Fp8E4m3(_) => KvDtype::Fp8E4m3,
+            KvSlice::Fp8Latent(_) => KvDtype::Fp8Latent,
         }
     }
 
@@ -217,11 +232,12 @@ impl<'a> KvSlice<'a> {
             KvSlice::F32(data) => bytemuck::must_cast_slice(data),
             KvSlice::F16(data) => bytemuck::must_cast_slice(data),
             KvSlice::Bf16(data) => bytemuck::must_cast_slice(data),
-            KvSlice::Fp8E4m3(data) => data,
+            KvSlice::Fp8E4m3(data) | KvSlice::Fp8Latent(data) => data,
         }
     }
 
-    /// Widens the elements from `start` on into `out`, as stored (not scaled).
+    /// Widens the elements from `start` on into `out`, as stored (not scaled). Bytes of rows count as codes;
+    /// [`KvPlane::read`] knows rows.
     ///
     /// # Panics
     /// Where `start + out.len()` is beyond the end.
@@ -230,7 +246,7 @@ impl<'a> KvSlice<'a> {
             KvSlice::F32(data) => widen(HostSlice::F32(data), start, out),
             KvSlice::F16(data) => widen(HostSlice::F16(data), start, out),
             KvSlice::Bf16(data) => widen(HostSlice::Bf16(data), start, out),
-            KvSlice::Fp8E4m3(data) => {
+            KvSlice::Fp8E4m3(data) | KvSlice::Fp8Latent(data) => {
                 let end = start + out.len();
                 convert(&data[start..end], out, fp8_e4m3_to_f32);
             }
@@ -249,6 +265,8 @@ pub enum KvSliceMut<'a> {
     Bf16(&'a mut [bf16]),
     /// FP8 E4M3 codes.
     Fp8E4m3(&'a mut [u8]),
+    /// Bytes of latent rows.
+    Fp8Latent(&'a mut [u8]),
 }
 
 impl<'a> KvSliceMut<'a> {
@@ -259,7 +277,7 @@ impl<'a> KvSliceMut<'a> {
             KvSliceMut::F32(data) => bytemuck::must_cast_slice_mut(data),
             KvSliceMut::F16(data) => bytemuck::must_cast_slice_mut(data),
             KvSliceMut::Bf16(data) => bytemuck::must_cast_slice_mut(data),
-            KvSliceMut::Fp8E4m3(data) => data,
+            KvSliceMut::Fp8E4m3(data) | KvSliceMut::Fp8Latent(data) => data,
         }
     }
 }
@@ -274,12 +292,17 @@ pub struct KvPlane<'a> {
 }
 
 impl KvPlane<'_> {
-    /// Widens the vector of (`page`, `token` in the page, `head`) into `out`, as stored (not scaled).
+    /// Widens the vector of (`page`, `token` in the page, `head`) into `out`, as stored: a format's scales are not
+    /// applied, those in a row are.
     ///
     /// # Panics
     /// Where the vector is beyond the data, or `out` does not hold `head_dim` elements.
     pub fn read(&self, page: PageId, token: u32, head: u32, out: &mut [f32]) {
         assert_eq!(out.len(), self.layout.head_dim, "elements of the output and of a head vector");
-        self.data.widen(self.layout.element(page, token, head), out);
+        let start = self.layout.element(page, token, head);
+        match (self.data, self.layout.row) {
+            (KvSlice::Fp8Latent(data), Some(row)) => row.read(&data[start..start + row.bytes()], out),
+            _ => self.data.widen(start, out),
+        }
     }
 }

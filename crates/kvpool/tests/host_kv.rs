@@ -30,8 +30,8 @@ fn padded(shape: KvShape, format: KvFormat) -> HostKv {
         let token = HEADS as usize * head + 2;
         KvStrides { page: tokens * token + 7, token, head }
     };
-    let v = KvPlaneLayout { offset: 3, strides: strides(3), head_dim: 3 };
-    let k = KvPlaneLayout { offset: v.extent(&shape).unwrap() + 4, strides: strides(5), head_dim: 5 };
+    let v = KvPlaneLayout::new(3, strides(3), 3);
+    let k = KvPlaneLayout::new(v.extent(&shape).unwrap() + 4, strides(5), 5);
     let buffer = KvBuffer::zeroed(format.dtype(), k.extent(&shape).unwrap() + 6);
     HostKv::from_parts(shape, format, buffer, k, v).unwrap()
 }
@@ -55,6 +55,7 @@ fn encoded(x: f32, dtype: KvDtype, scale: f32) -> Vec<u8> {
         KvDtype::F16 => f16::from_f32(x).to_ne_bytes().to_vec(),
         KvDtype::Bf16 => bf16::from_f32(x).to_ne_bytes().to_vec(),
         KvDtype::Fp8E4m3 => vec![f32_to_fp8_e4m3(x / scale)],
+        KvDtype::Fp8Latent => panic!("a value of a latent row has no bytes of its own"),
     }
 }
 
@@ -70,8 +71,8 @@ fn put(
     for head in 0..HEADS {
         let start = plane.layout.element(slot.page(size).unwrap(), slot.offset(size).unwrap(), head);
         for d in 0..plane.layout.head_dim {
-            let at = (start + d) * dtype.size_bytes();
-            bytes[at..at + dtype.size_bytes()].copy_from_slice(&encoded(value(head, d), dtype, scale));
+            let at = (start + d) * dtype.element_bytes();
+            bytes[at..at + dtype.element_bytes()].copy_from_slice(&encoded(value(head, d), dtype, scale));
         }
     }
 }

@@ -35,7 +35,7 @@ fn padded_plane(shape: &KvShape, head_dim: u32, offset: usize) -> KvPlaneLayout 
     let head = head_dim as usize + 3;
     let token = head * shape.num_kv_heads as usize + 5;
     let page = token * shape.page_size.get() as usize + 7;
-    KvPlaneLayout { offset, strides: KvStrides { page, token, head }, head_dim: head_dim as usize }
+    KvPlaneLayout::new(offset, KvStrides { page, token, head }, head_dim as usize)
 }
 
 fn padded(spec: KvSpec, format: KvFormat, shape: KvShape) -> Result<HostKv, ShapeError> {
@@ -156,7 +156,7 @@ impl Elements<'_> {
             KvSliceMut::F32(data) => data[index] = x,
             KvSliceMut::F16(data) => data[index] = f16::from_f32(x),
             KvSliceMut::Bf16(data) => data[index] = bf16::from_f32(x),
-            KvSliceMut::Fp8E4m3(data) => data[index] = nearest_fp8(x),
+            KvSliceMut::Fp8E4m3(data) | KvSliceMut::Fp8Latent(data) => data[index] = nearest_fp8(x),
         }
     }
 }

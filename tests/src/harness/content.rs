@@ -100,6 +100,6 @@ fn tiny(case: &Case, scale: f32) -> f32 {
     match case.kv_dtype {
         KvDtype::F32 | KvDtype::Bf16 => 1e-39,
         KvDtype::F16 => 2.0f32.powi(-18),
-        KvDtype::Fp8E4m3 => 2.0f32.powi(-8) * scale,
+        KvDtype::Fp8E4m3 | KvDtype::Fp8Latent => 2.0f32.powi(-8) * scale,
     }
 }

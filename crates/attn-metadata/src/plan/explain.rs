@@ -27,6 +27,8 @@ pub struct Roofline {
 pub struct PlanReport {
     /// One part for each backend (two for a hybrid) and plan group.
     pub groups: Vec<GroupReport>,
+    /// What else a backend decided, a line each: how it computes a request, say, and what the other way would cost.
+    pub notes: Vec<String>,
 }
 
 /// The plan of one group of layers.
@@ -95,7 +97,7 @@ impl PlanReport {
     ) -> Self {
         let layers_of = |group| (0..model.layers().len()).filter(|l| model.group_of(*l) == Some(group)).count();
         let explain = |(index, plan)| group_report(backend, layers_of(index), model, batch, plan, roofline);
-        Self { groups: plans.iter().enumerate().map(explain).collect() }
+        Self { groups: plans.iter().enumerate().map(explain).collect(), notes: Vec::new() }
     }
 
     /// Predicts the time of each group that has no prediction, as where its backend does not know what its device can do.
@@ -108,6 +110,7 @@ impl PlanReport {
     /// Adds the parts of another report, as a hybrid does.
     pub fn absorb(&mut self, other: Self) {
         self.groups.extend(other.groups);
+        self.notes.extend(other.notes);
     }
 }
 
@@ -217,7 +220,8 @@ fn request_reports(plan: &Plan, batch: &Batch) -> Vec<RequestReport> {
 
 impl fmt::Display for PlanReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.groups.iter().try_for_each(|group| write!(f, "{group}"))
+        self.groups.iter().try_for_each(|group| write!(f, "{group}"))?;
+        self.notes.iter().try_for_each(|note| writeln!(f, "{note}"))
     }
 }
 

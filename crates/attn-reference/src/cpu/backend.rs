@@ -121,7 +121,7 @@ pub struct CpuBackend {
     limits: BatchLimits,
     capabilities: Capabilities,
     isa: Isa,
-    pool: ThreadPool,
+    pool: Arc<ThreadPool>,
     workers: Vec<Scratch>,
     partials: RowStates,
     steps: Steps<Step>,
@@ -152,14 +152,23 @@ impl CpuBackend {
     /// # Errors
     /// As [`CpuBackend::new`].
     pub fn with_isa(config: &BackendConfig<Host>, isa: Isa) -> Result<CpuBackend, CreateError> {
-        let capabilities = capabilities();
-        let unsupported = |reasons| CreateError::Unsupported { backend: NAME, reasons };
-        capabilities.supports_model(&config.model).map_err(unsupported)?;
         let pool = ThreadPoolBuilder::new()
             .num_threads(config.device.num_threads.unwrap_or(0))
             .thread_name(|i| format!("attn-cpu-{i}"))
             .build()
             .map_err(|source| CreateError::Environment { backend: NAME, source: Box::new(source) })?;
+        CpuBackend::with_pool(config, isa, Arc::new(pool))
+    }
+
+    /// As [`CpuBackend::with_isa`] on threads that others use too, one after the other: for a backend that has several
+    /// of these inside. The number of threads in the configuration does not count.
+    ///
+    /// # Errors
+    /// [`CreateError::Unsupported`] with every reason.
+    pub fn with_pool(config: &BackendConfig<Host>, isa: Isa, pool: Arc<ThreadPool>) -> Result<CpuBackend, CreateError> {
+        let capabilities = capabilities();
+        let unsupported = |reasons| CreateError::Unsupported { backend: NAME, reasons };
+        capabilities.supports_model(&config.model).map_err(unsupported)?;
         let num_workers = pool.current_num_threads();
         let mut workers: Vec<Scratch> = (0..num_workers).map(|_| Scratch::new()).collect();
         for group in config.model.groups() {
@@ -184,6 +193,12 @@ impl CpuBackend {
     #[must_use]
     pub const fn isa(&self) -> Isa {
         self.isa
+    }
+
+    /// Its threads.
+    #[must_use]
+    pub const fn pool(&self) -> &Arc<ThreadPool> {
+        &self.pool
     }
 
     fn num_workers(&self) -> u32 {

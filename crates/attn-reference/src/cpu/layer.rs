@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 
 use attn_metadata::plan::{Plan, Tile};
 use attn_metadata::{Batch, Layer, Request};
-use kvpool::{HostKv, HostTensor};
+use kvpool::{HostKv, HostTensor, Values};
 use rayon::prelude::*;
 
 use super::isa::Isa;
@@ -73,6 +73,12 @@ impl LayerCall<'_> {
 
     fn group_size(&self) -> usize {
         self.layer.heads().group_size() as usize
+    }
+
+    /// Whether the values are the first columns of the keys, so that one packed tile serves both.
+    fn values_in_keys(&self) -> bool {
+        matches!(self.cache.spec().values, Values::InKeys(_))
+            && self.cache.k().layout.offset == self.cache.v().layout.offset
     }
 
     fn request(&self, tile: &Tile) -> &Request {
@@ -140,6 +146,7 @@ impl LayerCall<'_> {
             num_kv_heads,
             heads: slice.len,
             range: range.start as usize..range.end as usize,
+            values_in_keys: self.values_in_keys(),
         }
     }
 
@@ -159,15 +166,23 @@ impl LayerCall<'_> {
         let stage = scratch.stage.get_mut(self.isa.panel() / 2 * qk_padded);
         let queries = &mut scratch.queries.all_mut()[work.block_start(kv_head as usize, 0)..];
         let num_rows = work.rows_per_head();
-        for block in blocks(self.isa, num_rows) {
+        let lanes = self.isa.panel() / 2;
+        let in_lanes = (0..num_rows).step_by(lanes).map(|start| start..num_rows.min(start + lanes));
+        let (in_lanes, in_blocks) = match work.values_in_keys {
+            true => (Some(in_lanes), None),
+            false => (None, Some(blocks(self.isa, num_rows))),
+        };
+        for block in in_lanes.into_iter().flatten().chain(in_blocks.into_iter().flatten()) {
+            let stride = if work.values_in_keys { lanes } else { block.len() };
             self.isa.run(PackQueries {
                 q: self.q,
                 first: (first_token + block.start / slice.len, first_head + block.start % slice.len),
                 heads: first_head..first_head + slice.len,
                 scale: self.layer.sm_scale() * self.cache.format().k_scale(),
+                num_rows: block.len(),
                 num_ahead: block.len().min(num_rows - block.end),
                 stage: &mut *stage,
-                block: &mut queries[block.start * qk_padded..block.end * qk_padded],
+                block: &mut queries[block.start * qk_padded..(block.start + stride) * qk_padded],
             });
         }
     }

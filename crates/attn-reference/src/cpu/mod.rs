@@ -8,9 +8,11 @@
 
 mod backend;
 mod isa;
+mod lanes;
 mod layer;
 mod mask;
 mod math;
+mod matmul;
 mod merge;
 mod output;
 mod pack;
@@ -27,4 +29,5 @@ mod tests;
 
 pub use backend::{CpuBackend, entry};
 pub use isa::Isa;
+pub use matmul::{PackedRows, PackedWeights};
 pub use output::Output;

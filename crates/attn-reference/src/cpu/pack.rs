@@ -6,11 +6,12 @@
 //!
 //! Layouts, with `L` lanes: a key tile is `[keys / 2L, dim_padded, 2, L]`, a value tile `[dim_padded / 2L, room, 2, L]`, a query block `[dim_padded, rows of the block]`.
 
+use std::marker::PhantomData;
 use std::ops::Range;
 
 use bytemuck::Zeroable;
 use half::{bf16, f16};
-use kvpool::{HostSlice, HostTensor, KvPlane, KvSlice, PageId};
+use kvpool::{HostSlice, HostTensor, KvPlane, KvSlice, LATENT_BLOCK, LatentRow, PageId};
 
 use super::isa::{Isa, Kernel, Simd};
 
@@ -18,7 +19,7 @@ use super::isa::{Isa, Kernel, Simd};
 pub(crate) const KV_TILE: usize = 128;
 
 /// Lanes of the widest vector.
-const MAX_LANES: usize = 16;
+pub(crate) const MAX_LANES: usize = 16;
 
 /// An element that widens to `f32`.
 pub(crate) trait Element: Copy {
@@ -55,6 +56,75 @@ impl Element for u8 {
     }
 }
 
+/// How a head vector is stored: an element a value, or as a row.
+trait Vectors: Copy {
+    type Element;
+
+    /// Widens the values `columns` of a vector to the first elements of `to`.
+    fn widen<S: Simd>(self, simd: S, vector: &[Self::Element], columns: Range<usize>, to: &mut [f32]);
+}
+
+/// An element is a value.
+struct Elementwise<E>(PhantomData<E>);
+
+impl<E> Clone for Elementwise<E> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<E> Copy for Elementwise<E> {}
+
+impl<E: Element> Vectors for Elementwise<E> {
+    type Element = E;
+
+    #[inline(always)]
+    fn widen<S: Simd>(self, simd: S, vector: &[E], columns: Range<usize>, to: &mut [f32]) {
+        E::widen(simd, &vector[columns], to);
+    }
+}
+
+/// Columns begin at multiples of a panel, or are all.
+impl Vectors for LatentRow {
+    type Element = u8;
+
+    #[inline(always)]
+    fn widen<S: Simd>(self, simd: S, row: &[u8], columns: Range<usize>, to: &mut [f32]) {
+        let codes = self.codes(row);
+        let mut column = columns.start;
+        while column < columns.end.min(codes.len()) {
+            let block = column / LATENT_BLOCK;
+            let end = ((block + 1) * LATENT_BLOCK).min(columns.end);
+            let to = &mut to[column - columns.start..][..end - column];
+            simd.widen_fp8(&codes[column..end], to);
+            scale(simd, to, self.scale(row, block));
+            column = end;
+        }
+        if column < columns.end {
+            let first = column - codes.len();
+            let bytes = &self.rope_bytes(row)[first..columns.end - codes.len()];
+            for (bytes, to) in bytes.chunks(MAX_LANES).zip(to[column - columns.start..].chunks_mut(MAX_LANES)) {
+                let mut values = [bf16::ZERO; MAX_LANES];
+                values.iter_mut().zip(bytes).for_each(|(value, bytes)| *value = bf16::from_ne_bytes(*bytes));
+                simd.widen_bf16(&values[..bytes.len()], to);
+            }
+        }
+    }
+}
+
+/// Multiplies values by a factor.
+#[inline(always)]
+fn scale<S: Simd>(simd: S, values: &mut [f32], factor: f32) {
+    let by = simd.splat(factor);
+    let whole = values.len() / S::LANES * S::LANES;
+    let (whole, rest) = values.split_at_mut(whole);
+    for x in bytemuck::cast_slice_mut::<f32, S::Row>(whole) {
+        let scaled = simd.mul(simd.load(x), by);
+        simd.store(scaled, x);
+    }
+    rest.iter_mut().for_each(|x| *x *= factor);
+}
+
 /// The vectors of one KV head of one request in one plane, by KV position.
 #[derive(Clone, Copy)]
 pub(crate) struct PagedRows<'a> {
@@ -66,6 +136,22 @@ pub(crate) struct PagedRows<'a> {
     pub(crate) page_size: u32,
     /// The KV head.
     pub(crate) head: u32,
+}
+
+impl PagedRows<'_> {
+    /// Element of the plane's data where the vector of a position begins.
+    pub(crate) fn element(&self, position: usize) -> usize {
+        let page_size = self.page_size as usize;
+        let page = PageId::from_i32(self.pages[position / page_size]).expect("page ids were validated");
+        #[expect(clippy::cast_possible_truncation, reason = "a remainder of a u32")]
+        let token = (position % page_size) as u32;
+        self.plane.layout.element(page, token, self.head)
+    }
+
+    /// What the vectors of a plane of rows are.
+    fn latent_row(&self) -> LatentRow {
+        self.plane.layout.row.expect("a plane of rows has them")
+    }
 }
 
 /// Walks the vectors of consecutive positions; one division at the start, none a step.
@@ -96,7 +182,7 @@ impl<'a, E> Walk<'a, E> {
             self.token = 0;
             self.page_idx += 1;
         }
-        &self.data[start..start + layout.head_dim]
+        &self.data[start..start + layout.vector_len()]
     }
 }
 
@@ -153,10 +239,14 @@ impl Kernel for PackKeys<'_> {
     #[inline(always)]
     fn run<S: Simd>(mut self, simd: S) {
         match self.run.rows.plane.data {
-            KvSlice::F32(data) => pack_keys(simd, &mut self, data),
-            KvSlice::F16(data) => pack_keys(simd, &mut self, data),
-            KvSlice::Bf16(data) => pack_keys(simd, &mut self, data),
-            KvSlice::Fp8E4m3(data) => pack_keys(simd, &mut self, data),
+            KvSlice::F32(data) => pack_keys(simd, &mut self, data, Elementwise(PhantomData)),
+            KvSlice::F16(data) => pack_keys(simd, &mut self, data, Elementwise(PhantomData)),
+            KvSlice::Bf16(data) => pack_keys(simd, &mut self, data, Elementwise(PhantomData)),
+            KvSlice::Fp8E4m3(data) => pack_keys(simd, &mut self, data, Elementwise(PhantomData)),
+            KvSlice::Fp8Latent(data) => {
+                let row = self.run.rows.latent_row();
+                pack_keys(simd, &mut self, data, row);
+            }
         }
     }
 }
@@ -167,10 +257,14 @@ impl Kernel for PackValues<'_> {
     #[inline(always)]
     fn run<S: Simd>(mut self, simd: S) {
         match self.run.rows.plane.data {
-            KvSlice::F32(data) => pack_values(simd, &mut self, data),
-            KvSlice::F16(data) => pack_values(simd, &mut self, data),
-            KvSlice::Bf16(data) => pack_values(simd, &mut self, data),
-            KvSlice::Fp8E4m3(data) => pack_values(simd, &mut self, data),
+            KvSlice::F32(data) => pack_values(simd, &mut self, data, Elementwise(PhantomData)),
+            KvSlice::F16(data) => pack_values(simd, &mut self, data, Elementwise(PhantomData)),
+            KvSlice::Bf16(data) => pack_values(simd, &mut self, data, Elementwise(PhantomData)),
+            KvSlice::Fp8E4m3(data) => pack_values(simd, &mut self, data, Elementwise(PhantomData)),
+            KvSlice::Fp8Latent(data) => {
+                let row = self.run.rows.latent_row();
+                pack_values(simd, &mut self, data, row);
+            }
         }
     }
 }
@@ -184,7 +278,7 @@ impl Kernel for Prefetch<'_> {
             KvSlice::F32(data) => prefetch_run(simd, self.0, data),
             KvSlice::F16(data) => prefetch_run(simd, self.0, data),
             KvSlice::Bf16(data) => prefetch_run(simd, self.0, data),
-            KvSlice::Fp8E4m3(data) => prefetch_run(simd, self.0, data),
+            KvSlice::Fp8E4m3(data) | KvSlice::Fp8Latent(data) => prefetch_run(simd, self.0, data),
         }
     }
 }
@@ -198,17 +292,18 @@ fn prefetch_run<S: Simd, E>(simd: S, run: Run<'_>, data: &[E]) {
 }
 
 #[inline(always)]
-fn pack_keys<S: Simd, E: Element>(simd: S, job: &mut PackKeys<'_>, data: &[E]) {
+fn pack_keys<S: Simd, V: Vectors>(simd: S, job: &mut PackKeys<'_>, data: &[V::Element], vectors: V) {
     let dim_padded = job.stage.len() / S::LANES;
     let dim_rows = dim_padded / S::LANES;
     let tile: &mut [S::Row] = bytemuck::cast_slice_mut(job.tile);
-    let (len, num_ahead) = (job.run.len, job.ahead.len);
+    let (len, dim, num_ahead) = (job.run.len, job.run.rows.plane.layout.head_dim, job.ahead.len);
     let (mut walk, mut ahead) = (Walk::new(job.run, data), Walk::new(job.ahead, data));
     for group in 0..len.div_ceil(S::LANES) {
         let first = group * S::LANES;
         let filled = S::LANES.min(len - first);
         for key in 0..filled {
-            E::widen(simd, walk.next(), &mut job.stage[key * dim_padded..(key + 1) * dim_padded]);
+            let to = &mut job.stage[key * dim_padded..(key + 1) * dim_padded];
+            vectors.widen(simd, walk.next(), 0..dim, to);
             if first + key < num_ahead {
                 prefetch(simd, ahead.next());
             }
@@ -230,17 +325,19 @@ fn pack_keys<S: Simd, E: Element>(simd: S, job: &mut PackKeys<'_>, data: &[E]) {
 }
 
 #[inline(always)]
-fn pack_values<S: Simd, E: Element>(simd: S, job: &mut PackValues<'_>, data: &[E]) {
+fn pack_values<S: Simd, V: Vectors>(simd: S, job: &mut PackValues<'_>, data: &[V::Element], vectors: V) {
     let width = 2 * S::LANES;
-    let (len, num_ahead) = (job.run.len, job.ahead.len);
+    let (len, dim, num_ahead) = (job.run.len, job.run.rows.plane.layout.head_dim, job.ahead.len);
     let (mut walk, mut ahead) = (Walk::new(job.run, data), Walk::new(job.ahead, data));
     for key in 0..len {
         let row = walk.next();
-        for (panel, part) in row.chunks(width).enumerate() {
+        for (panel, first) in (0..dim).step_by(width).enumerate() {
             let to = &mut job.tile[(panel * job.room + key) * width..][..width];
-            E::widen(simd, part, to);
-            if part.len() < width {
-                to[part.len()..].fill(0.0);
+            let columns = first..dim.min(first + width);
+            let filled = columns.len();
+            vectors.widen(simd, row, columns, to);
+            if filled < width {
+                to[filled..].fill(0.0);
             }
         }
         if key < num_ahead {
@@ -256,11 +353,13 @@ pub(crate) struct PackQueries<'a> {
     pub(crate) first: (usize, usize),
     pub(crate) heads: Range<usize>,
     pub(crate) scale: f32,
+    /// Vectors to pack, at most the rows of the block.
+    pub(crate) num_rows: usize,
     /// Vectors that will be packed next are asked for.
     pub(crate) num_ahead: usize,
     /// `[L, dim_padded]`, to work in.
     pub(crate) stage: &'a mut [f32],
-    /// `[dim_padded, rows of the block]`.
+    /// `[dim_padded, rows of the block]`; rows beyond `num_rows` hold anything afterwards.
     pub(crate) block: &'a mut [f32],
 }
 
@@ -283,10 +382,10 @@ fn pack_queries<S: Simd, E: Element>(simd: S, job: &mut PackQueries<'_>, data: &
     let (dim_rows, rows, dim) = (dim_padded / S::LANES, job.block.len() / dim_padded, job.q.dim());
     let (mut token, mut head) = job.first;
     let scale = simd.splat(job.scale);
-    for row in 0..rows + job.num_ahead {
+    for row in 0..job.num_rows + job.num_ahead {
         let start = job.q.offset(token, head);
         let vector = &data[start..start + dim];
-        if row < rows {
+        if row < job.num_rows {
             let to = &mut job.stage[row * dim_padded..(row + 1) * dim_padded];
             E::widen(simd, vector, to);
             for x in bytemuck::cast_slice_mut::<f32, S::Row>(to) {

@@ -5,6 +5,7 @@
 use std::ops::Range;
 
 use super::isa::{Isa, Kernel, Simd};
+use super::lanes::Ahead;
 use super::pack::{KV_TILE, block_rows};
 use super::qk::ScoreRow;
 
@@ -30,6 +31,8 @@ pub(crate) struct Accumulate<'a> {
     pub(crate) columns: Range<usize>,
     /// `[rows, dim_padded]`.
     pub(crate) out: &'a mut [f32],
+    /// Asked for on the way.
+    pub(crate) ahead: Option<&'a Ahead<'a>>,
 }
 
 impl Kernel for Accumulate<'_> {
@@ -46,22 +49,28 @@ impl Kernel for Accumulate<'_> {
             let values = &values[first..][..self.columns.len()];
             let mut row = 0;
             while row < num_rows {
-                let rows = block_rows(self.isa, num_rows - row);
+                let rows = sum_rows(self.isa, num_rows - row);
+                let ahead = self.ahead.filter(|_| row == 0).map(|ahead| (ahead, ahead.output_lines(panel, num_panels)));
                 let probs = &self.probs[row..row + rows];
                 let out = &mut out[row * num_panels + panel..];
                 let columns = self.columns.clone();
                 match rows {
-                    12 => micro::<S, 12>(simd, probs, values, columns, out, num_panels),
-                    8 => micro::<S, 8>(simd, probs, values, columns, out, num_panels),
-                    6 => micro::<S, 6>(simd, probs, values, columns, out, num_panels),
-                    4 => micro::<S, 4>(simd, probs, values, columns, out, num_panels),
-                    2 => micro::<S, 2>(simd, probs, values, columns, out, num_panels),
-                    _ => micro::<S, 1>(simd, probs, values, columns, out, num_panels),
+                    12 => micro::<S, 12>(simd, probs, values, columns, out, num_panels, ahead.as_ref()),
+                    8 => micro::<S, 8>(simd, probs, values, columns, out, num_panels, ahead.as_ref()),
+                    6 => micro::<S, 6>(simd, probs, values, columns, out, num_panels, ahead.as_ref()),
+                    4 => micro::<S, 4>(simd, probs, values, columns, out, num_panels, ahead.as_ref()),
+                    2 => micro::<S, 2>(simd, probs, values, columns, out, num_panels, ahead.as_ref()),
+                    _ => micro::<S, 1>(simd, probs, values, columns, out, num_panels, ahead.as_ref()),
                 }
                 row += rows;
             }
         }
     }
+}
+
+/// Rows of the next register block: as for the scores, but two equal halves of 16, which keep more sums in flight.
+const fn sum_rows(isa: Isa, remaining: usize) -> usize {
+    if remaining == 16 && isa.max_rows() >= 8 { 8 } else { block_rows(isa, remaining) }
 }
 
 /// `R` rows by one panel, in `2 R` registers.
@@ -73,6 +82,7 @@ fn micro<S: Simd, const R: usize>(
     columns: Range<usize>,
     out: &mut [[S::Row; 2]],
     stride: usize,
+    ahead: Option<&(&Ahead<'_>, Range<usize>)>,
 ) {
     let Some(probs) = probs.first_chunk::<R>() else { return };
     assert!(columns.end <= KV_TILE, "columns {columns:?} of a tile");
@@ -82,6 +92,9 @@ fn micro<S: Simd, const R: usize>(
         acc[r] = [simd.load(&row[0]), simd.load(&row[1])];
     }
     for (n, v) in columns.zip(values) {
+        if let Some((ahead, lines)) = ahead {
+            ahead.ask(simd, n, lines.clone());
+        }
         simd.prefetch(&v[0], AHEAD);
         simd.prefetch(&v[1], AHEAD);
         let v = [simd.load(&v[0]), simd.load(&v[1])];

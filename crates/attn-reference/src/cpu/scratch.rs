@@ -7,9 +7,9 @@ use std::ops::Range;
 use bytemuck::{Pod, Zeroable};
 
 use super::isa::Isa;
-use super::pack::KV_TILE;
+use super::pack::{KV_TILE, MAX_LANES};
 use super::qk::ScoreRow;
-use super::unit::{MAX_SCORE_ROWS, UNIT_ROWS};
+use super::unit::{MAX_SCORE_ROWS, SHARED_ROOM, UNIT_ROWS};
 
 /// A cache line of floats.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -142,10 +142,12 @@ impl Scratch {
 
     /// Makes room for units of any number of rows with these widths.
     pub(crate) fn grow(&mut self, isa: Isa, dims: Dims) {
-        self.queries.grow(UNIT_ROWS * dims.qk_padded);
+        // Rows in lanes fill up whole vectors.
+        self.queries.grow(UNIT_ROWS.next_multiple_of(MAX_LANES) * dims.qk_padded);
         self.keys.grow(KV_TILE * dims.qk_padded);
-        self.values.grow(KV_TILE * dims.vo_padded);
-        self.stage.grow(dims.qk_padded * isa.panel() / 2);
+        // Values in keys: a tile holds both.
+        self.values.grow(SHARED_ROOM * dims.vo_padded.max(dims.qk.next_multiple_of(isa.panel())));
+        self.stage.grow((dims.qk_padded * isa.panel() / 2).max(KV_TILE * isa.panel()));
         self.scores.grow(MAX_SCORE_ROWS * KV_TILE);
         self.chunk.grow(UNIT_ROWS, dims.vo_padded);
         self.total.grow(UNIT_ROWS, dims.vo_padded);

@@ -109,6 +109,7 @@ impl Tile {
                 first: (first_row + block.start / num_heads, first_head + block.start % num_heads),
                 heads: first_head..first_head + num_heads,
                 scale,
+                num_rows: block.len(),
                 num_ahead: 0,
                 stage: &mut *stage,
                 block: &mut all[block.start * padded..block.end * padded],
@@ -168,7 +169,7 @@ impl Tile {
             let (packed, ahead) = (values.part(part.clone()), ahead.part(part.clone()));
             isa.run(PackValues { run: packed, ahead, room: STREAM_KEYS, tile: &mut *parts.values });
             let values = Values { tile: parts.values, room: STREAM_KEYS, first };
-            isa.run(Accumulate { isa, probs: scores, values, columns: part, out: &mut *out });
+            isa.run(Accumulate { isa, probs: scores, values, columns: part, out: &mut *out, ahead: None });
         }
     }
 

@@ -11,6 +11,7 @@
 use std::ops::Range;
 
 use super::isa::Isa;
+use super::lanes::{Ahead, LaneScores};
 use super::mask::Visibility;
 use super::merge::MergeStates;
 use super::pack::{KV_TILE, PackKeys, PackValues, PagedRows, Prefetch, Run, block_rows};
@@ -28,11 +29,19 @@ pub(crate) const SUPER_ROWS: usize = 12;
 /// Rows up to which a unit streams its keys instead of packing a whole tile.
 pub(crate) const STREAM_ROWS: usize = 32;
 
+/// Rows whose scores are in the first-level cache at once where the values are in the keys; a multiple of two vectors.
+pub(crate) const LANE_ROWS: usize = 32;
+
+/// Room of a tile that holds keys and values: a key's panels are not a multiple of 4 KiB apart, which would put them all
+/// into one set of the first-level cache.
+pub(crate) const SHARED_ROOM: usize = KV_TILE + 1;
+
 /// Values packed at a time while streaming.
 pub(crate) const STREAM_KEYS: usize = 32;
 
 /// Most rows whose scores are held at once.
-pub(crate) const MAX_SCORE_ROWS: usize = if SUPER_ROWS > STREAM_ROWS { SUPER_ROWS } else { STREAM_ROWS };
+pub(crate) const MAX_SCORE_ROWS: usize = 32;
+const _: () = assert!(SUPER_ROWS <= MAX_SCORE_ROWS && STREAM_ROWS <= MAX_SCORE_ROWS && LANE_ROWS <= MAX_SCORE_ROWS);
 
 /// Most rows of a unit.
 pub(crate) const UNIT_ROWS: usize = 504;
@@ -58,6 +67,8 @@ pub(crate) struct UnitWork<'a> {
     pub(crate) heads: usize,
     /// KV positions to attend to; others are left to other units.
     pub(crate) range: Range<usize>,
+    /// Whether the values are the first columns of the keys.
+    pub(crate) values_in_keys: bool,
 }
 
 /// Keys that are packed together: a tile of one KV head.
@@ -78,9 +89,11 @@ struct Seen {
 }
 
 /// Columns whose values are packed.
-struct Columns {
+struct Columns<'a> {
     packed: Range<usize>,
     room: usize,
+    /// Asked for by the columns that all rows see.
+    ahead: Option<&'a Ahead<'a>>,
 }
 
 /// Rows of output to add to.
@@ -90,6 +103,7 @@ struct Sum<'a> {
     probs: &'a [ScoreRow],
     values: Values<'a>,
     out: &'a mut [f32],
+    ahead: Option<&'a Ahead<'a>>,
 }
 
 impl Sum<'_> {
@@ -98,7 +112,14 @@ impl Sum<'_> {
             return;
         }
         let out = &mut self.out[rows.start * self.width..rows.end * self.width];
-        self.isa.run(Accumulate { isa: self.isa, probs: &self.probs[rows], values: self.values, columns, out });
+        self.isa.run(Accumulate {
+            isa: self.isa,
+            probs: &self.probs[rows],
+            values: self.values,
+            columns,
+            out,
+            ahead: self.ahead,
+        });
     }
 }
 
@@ -140,7 +161,11 @@ impl<'a> UnitWork<'a> {
     fn run_chunk(&self, keys: Range<usize>, last: usize, parts: &mut TileParts<'_>) {
         let mut start = keys.start / KV_TILE * KV_TILE;
         while start < keys.end {
-            if self.num_rows() <= STREAM_ROWS {
+            if self.values_in_keys {
+                for kv_head in 0..self.num_kv_heads {
+                    self.run_shared(Step { start, kv_head }, last, parts);
+                }
+            } else if self.num_rows() <= STREAM_ROWS {
                 self.stream(start, parts);
             } else {
                 for kv_head in 0..self.num_kv_heads {
@@ -166,6 +191,35 @@ impl<'a> UnitWork<'a> {
                 let part = run.len * i / num_supers..run.len * (i + 1) / num_supers;
                 self.isa.run(Prefetch(run.part(part)));
             }
+        }
+    }
+
+    /// One tile of one KV head whose values are in its keys: packs it once for both products, and asks for the next one
+    /// from within them.
+    fn run_shared(&self, step: Step, last: usize, parts: &mut TileParts<'_>) {
+        let rows = self.rows_per_head();
+        let [run, _] = self.runs(step);
+        let next = Step { start: (step.start + KV_TILE).min(last), ..step };
+        let ahead = Ahead::new(self.runs(next)[0]);
+        self.isa.run(PackValues { run, ahead: run.part(0..0), room: SHARED_ROOM, tile: &mut *parts.values });
+        for first in (0..rows).step_by(LANE_ROWS) {
+            let local = first..rows.min(first + LANE_ROWS);
+            let Some(seen) = self.seen(step.start, run.len, local.clone()) else { continue };
+            self.isa.run(LaneScores {
+                isa: self.isa,
+                queries: &parts.queries[self.block_start(step.kv_head, first)..],
+                tile: &*parts.values,
+                room: SHARED_ROOM,
+                dim: self.dims.qk,
+                dim_padded: self.dims.qk_padded,
+                keys: seen.columns.start..seen.columns.end.min(run.len),
+                ahead: &ahead,
+                stage: &mut parts.stage[..KV_TILE * self.isa.panel()],
+                scores: &mut parts.scores[..local.len()],
+            });
+            self.softmax(step, local.clone(), &seen, parts);
+            let columns = Columns { packed: 0..run.len, room: SHARED_ROOM, ahead: (first == 0).then_some(&ahead) };
+            self.accumulate(step, local, &seen, columns, parts);
         }
     }
 
@@ -203,7 +257,7 @@ impl<'a> UnitWork<'a> {
                 };
                 let ahead = self.runs(Step { start, kv_head: next.1 })[1].part(next.0..next.0 + STREAM_KEYS);
                 self.pack_values(self.runs(step)[1].part(packed.clone()), ahead, STREAM_KEYS, parts);
-                let columns = Columns { packed: packed.clone(), room: STREAM_KEYS };
+                let columns = Columns { packed: packed.clone(), room: STREAM_KEYS, ahead: None };
                 self.accumulate(step, local.clone(), &seen, columns, parts);
             }
         }
@@ -233,7 +287,7 @@ impl<'a> UnitWork<'a> {
         let Some(seen) = self.seen(step.start, len, local.clone()) else { return };
         self.scores(step, local.clone(), seen.columns.clone(), 0, parts);
         self.softmax(step, local.clone(), &seen, parts);
-        self.accumulate(step, local, &seen, Columns { packed: 0..len, room: KV_TILE }, parts);
+        self.accumulate(step, local, &seen, Columns { packed: 0..len, room: KV_TILE, ahead: None }, parts);
     }
 
     /// What some rows see of a tile; `None` where they see nothing.
@@ -271,7 +325,8 @@ impl<'a> UnitWork<'a> {
 
     /// Where the scores of some rows are: streams hold those of all rows, packed steps those of a few.
     fn score_rows(&self, step: Step, local: &Range<usize>) -> Range<usize> {
-        if self.num_rows() <= STREAM_ROWS { self.rows_of(step, local) } else { 0..local.len() }
+        let is_stream = !self.values_in_keys && self.num_rows() <= STREAM_ROWS;
+        if is_stream { self.rows_of(step, local) } else { 0..local.len() }
     }
 
     /// Scores to weights; the states and outputs follow the new maxima.
@@ -292,7 +347,14 @@ impl<'a> UnitWork<'a> {
 
     /// `O += P V` over just the packed columns that each row sees: those that all rows see together, the others token
     /// by token; in ascending order for every row.
-    fn accumulate(&self, step: Step, local: Range<usize>, seen: &Seen, columns: Columns, parts: &mut TileParts<'_>) {
+    fn accumulate(
+        &self,
+        step: Step,
+        local: Range<usize>,
+        seen: &Seen,
+        columns: Columns<'_>,
+        parts: &mut TileParts<'_>,
+    ) {
         let (rows, width) = (self.rows_of(step, &local), self.dims.vo_padded);
         let mut sum = Sum {
             isa: self.isa,
@@ -300,6 +362,7 @@ impl<'a> UnitWork<'a> {
             probs: &parts.scores[self.score_rows(step, &local)],
             values: Values { tile: parts.values, room: columns.room, first: columns.packed.start },
             out: &mut parts.chunk.out.all_mut()[rows.start * width..rows.end * width],
+            ahead: columns.ahead,
         };
         let packed = columns.packed;
         let clip = |x: usize| x.clamp(packed.start, packed.end);
@@ -375,9 +438,12 @@ impl<'a> UnitWork<'a> {
         self.tokens.start + local / self.heads
     }
 
-    /// Where the query blocks from a row on begin; the row is a multiple of [`SUPER_ROWS`] in its KV head.
+    /// Where the query blocks from a row on begin; the row is a multiple of [`SUPER_ROWS`] (values in keys:
+    /// [`LANE_ROWS`]) in its KV head.
     pub(crate) fn block_start(&self, kv_head: usize, local: usize) -> usize {
-        (kv_head * self.rows_per_head() + local) * self.dims.qk_padded
+        let rows = self.rows_per_head();
+        let rows = if self.values_in_keys { rows.next_multiple_of(self.isa.panel() / 2) } else { rows };
+        (kv_head * rows + local) * self.dims.qk_padded
     }
 }
 

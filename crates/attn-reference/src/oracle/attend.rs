@@ -40,6 +40,25 @@ pub struct OracleOutput {
 #[must_use]
 pub fn attend(batch: &Batch, layer: &Layer, q: &HostTensor<'_>, kv: &HostKv) -> OracleOutput {
     let heads = layer.heads();
+    attend_over(batch, layer, q, heads.group_size(), |request, kv_head| read_kv(batch, request, kv, kv_head))
+}
+
+/// As [`attend`], over keys and values from elsewhere: for attention whose cache holds something that they are made of.
+///
+/// `read` gives the keys and values `[kv_len][dim]` of a request that `group_size` consecutive query heads share, by the
+/// number of the group.
+///
+/// # Panics
+/// Where the tensors do not fit the batch and the layer, or `group_size` is 0.
+#[must_use]
+pub fn attend_over(
+    batch: &Batch,
+    layer: &Layer,
+    q: &HostTensor<'_>,
+    group_size: u32,
+    mut read: impl FnMut(&Request, u32) -> (Vec<Vec<f64>>, Vec<Vec<f64>>),
+) -> OracleOutput {
+    let heads = layer.heads();
     let (num_rows, num_qo_heads, head_dim_vo) = (q.rows(), q.heads(), heads.head_dim_vo as usize);
     let states = num_rows * num_qo_heads;
     let mut output = OracleOutput {
@@ -54,10 +73,9 @@ pub fn attend(batch: &Batch, layer: &Layer, q: &HostTensor<'_>, kv: &HostKv) -> 
         spread: vec![0.0; states],
     };
     for request in batch.requests() {
-        for kv_head in 0..heads.num_kv_heads {
-            let (keys, values) = read_kv(batch, request, kv, kv_head);
-            for in_group in 0..heads.group_size() {
-                let head = kv_head * heads.group_size() + in_group;
+        for group in 0..heads.num_qo_heads.div_ceil(group_size) {
+            let (keys, values) = read(request, group);
+            for head in group * group_size..((group + 1) * group_size).min(heads.num_qo_heads) {
                 for row in 0..request.q_len {
                     let row = Row { batch, layer, request, row, head, keys: &keys, values: &values };
                     row.attend(q, &mut output);

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use attn_metadata::plan::{Chunking, Plan, PlanConfig, PlanReport};
 use attn_metadata::{
     AttentionBackend, BackendConfig, BackendEntry, Batch, BatchLimits, Bucket, Capabilities, CaptureError,
-    CaptureLimits, DimRule, FeatureSet, Host, Io, Kv, Lse, ModelSpec, PLAIN, PoolShape, PrepareError, Prepared,
+    CaptureLimits, DimRule, FeatureSet, Host, Io, Kv, Layer, Lse, ModelSpec, PLAIN, PoolShape, PrepareError, Prepared,
     RunError, SizeRule, Steps, SubBatch, check_batch, check_io,
 };
-use kvpool::{Dtype, HostTensorMut, KvDtype, Slot};
+use kvpool::{Dtype, HostKv, HostTensor, HostTensorMut, KvDtype, Slot};
 
 use super::attend::{OracleOutput, attend};
 
@@ -28,7 +28,9 @@ pub fn entry() -> BackendEntry<Host> {
     }
 }
 
-fn capabilities() -> Capabilities {
+/// Everything, for plain layers.
+#[must_use]
+pub fn capabilities() -> Capabilities {
     let any = SizeRule::UpTo(u32::MAX);
     Capabilities {
         families: vec![PLAIN],
@@ -41,9 +43,14 @@ fn capabilities() -> Capabilities {
     }
 }
 
+/// Attention of one layer for a batch over a cache, in f64: [`attend`], or what another family has in its place.
+pub type Attend = fn(&Batch, &Layer, &HostTensor<'_>, &HostKv) -> OracleOutput;
+
 /// The oracle as a backend.
 #[derive(Debug)]
 pub struct OracleBackend {
+    name: &'static str,
+    attend: Attend,
     model: Arc<ModelSpec>,
     limits: BatchLimits,
     capabilities: Capabilities,
@@ -54,11 +61,25 @@ impl OracleBackend {
     /// An oracle for a model. It can run every model.
     #[must_use]
     pub fn new(config: &BackendConfig<Host>) -> Self {
+        Self::with_attend(config, NAME, capabilities(), attend)
+    }
+
+    /// An oracle for other layers than plain ones: `attend` is called for those that `capabilities` allow, side branches
+    /// excepted.
+    #[must_use]
+    pub fn with_attend(
+        config: &BackendConfig<Host>,
+        name: &'static str,
+        capabilities: Capabilities,
+        attend: Attend,
+    ) -> Self {
         let pool = PoolShape { num_pages: 0, page_size: config.model.page_size() };
         Self {
+            name,
+            attend,
             model: Arc::clone(&config.model),
             limits: config.limits,
-            capabilities: capabilities(),
+            capabilities,
             steps: Steps::new(Batch::empty(pool)),
         }
     }
@@ -66,7 +87,7 @@ impl OracleBackend {
 
 impl AttentionBackend<Host> for OracleBackend {
     fn name(&self) -> &'static str {
-        NAME
+        self.name
     }
 
     fn capabilities(&self) -> &Capabilities {
@@ -78,7 +99,7 @@ impl AttentionBackend<Host> for OracleBackend {
     }
 
     fn prepare_metadata(&mut self, batch: &Batch) -> Result<Prepared, PrepareError> {
-        check_batch(NAME, batch, &self.model, &self.limits, &self.capabilities)?;
+        check_batch(self.name, batch, &self.model, &self.limits, &self.capabilities)?;
         self.steps.prepare(batch, |kept| {
             copy_batch(batch, kept);
             Ok(())
@@ -91,11 +112,11 @@ impl AttentionBackend<Host> for OracleBackend {
         let spec = &self.model.layers()[layer];
         let Io { q, kv, out, lse, .. } = io;
         let output = match kv {
-            Kv::Attend { cache } => attend(batch, spec, &q, cache),
+            Kv::Attend { cache } => (self.attend)(batch, spec, &q, cache),
             Kv::Append { cache, k, v } => {
                 let slots = padded_slots(batch, k.rows());
                 cache.append(&slots, &k, v.as_ref()).map_err(|source| RunError::Append { layer, source })?;
-                attend(batch, spec, &q, cache)
+                (self.attend)(batch, spec, &q, cache)
             }
         };
         write(batch, &output, out, lse);
@@ -112,7 +133,7 @@ impl AttentionBackend<Host> for OracleBackend {
             plan
         };
         let plans: Vec<_> = self.model.groups().iter().map(plan).collect();
-        Ok(PlanReport::new(NAME, &self.model, batch, &plans, None))
+        Ok(PlanReport::new(self.name, &self.model, batch, &plans, None))
     }
 
     fn init_capture_graph(&mut self, limits: &CaptureLimits) -> Result<(), CaptureError> {
@@ -125,9 +146,9 @@ impl AttentionBackend<Host> for OracleBackend {
     }
 
     fn prepare_for_replay(&mut self, step: &mut Prepared, batch: &Batch) -> Result<(), CaptureError> {
-        let Self { steps, model, capabilities, .. } = self;
+        let Self { name, steps, model, capabilities, .. } = self;
         steps.replay(step, batch, |kept, _| {
-            check_batch(NAME, batch, model, &BatchLimits::NONE, capabilities)?;
+            check_batch(name, batch, model, &BatchLimits::NONE, capabilities)?;
             copy_batch(batch, kept);
             Ok(())
         })

@@ -12,5 +12,5 @@ pub mod naive;
 #[cfg(test)]
 mod tests;
 
-pub use attend::{OracleOutput, attend, sees};
-pub use backend::{OracleBackend, entry};
+pub use attend::{OracleOutput, attend, attend_over, sees};
+pub use backend::{Attend, OracleBackend, capabilities, entry};

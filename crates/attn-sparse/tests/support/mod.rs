@@ -299,6 +299,6 @@ fn poison(cache: &mut HostKv) {
         kvpool::KvSliceMut::F32(data) => data.fill(f32::NAN),
         kvpool::KvSliceMut::F16(data) => data.fill(half::f16::NAN),
         kvpool::KvSliceMut::Bf16(data) => data.fill(half::bf16::NAN),
-        kvpool::KvSliceMut::Fp8E4m3(data) => data.fill(0x7f),
+        kvpool::KvSliceMut::Fp8E4m3(data) | kvpool::KvSliceMut::Fp8Latent(data) => data.fill(0x7f),
     }
 }

@@ -84,6 +84,7 @@ pub fn problem_of(workload: &Workload, seed: u64, available_bytes: u64) -> Resul
 fn format_of(dtype: KvDtype) -> Result<KvFormat, FormatError> {
     Ok(match dtype {
         KvDtype::F32 => KvFormat::F32,
+        KvDtype::Fp8Latent => KvFormat::Fp8Latent,
         KvDtype::F16 => KvFormat::F16,
         KvDtype::Bf16 => KvFormat::Bf16,
         KvDtype::Fp8E4m3 => KvFormat::Fp8E4m3(KvScales::new(FP8_SCALE, FP8_SCALE)?),
@@ -194,14 +195,14 @@ impl<'a> Normal<'a> {
         const PART: usize = 1 << 16;
         let (dtype, scale) = (cache.format().dtype(), cache.format().k_scale());
         let mut values = vec![0.0; PART];
-        for part in cache.buffer_mut().into_bytes().chunks_mut(PART * dtype.size_bytes()) {
-            let values = &mut values[..part.len() / dtype.size_bytes()];
+        for part in cache.buffer_mut().into_bytes().chunks_mut(PART * dtype.element_bytes()) {
+            let values = &mut values[..part.len() / dtype.element_bytes()];
             self.fill(values);
             let activation = match dtype {
                 KvDtype::F32 => Dtype::F32,
                 KvDtype::F16 => Dtype::F16,
                 KvDtype::Bf16 => Dtype::Bf16,
-                KvDtype::Fp8E4m3 => {
+                KvDtype::Fp8E4m3 | KvDtype::Fp8Latent => {
                     part.iter_mut().zip(&*values).for_each(|(code, value)| *code = f32_to_fp8_e4m3(value / scale));
                     continue;
                 }

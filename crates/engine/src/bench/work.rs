@@ -29,13 +29,12 @@ impl Work {
         }
         let widths = u64::from(heads.head_dim_qk + heads.head_dim_vo);
         let q_bytes = problem.q.dtype().size_bytes() as u64;
-        let kv_bytes = problem.cache.format().dtype().size_bytes() as u64;
+        let token_bytes = problem.cache.format().dtype().token_bytes(heads.head_dim_qk, heads.head_dim_vo);
         Self {
             pairs,
             flops: 2 * pairs * u64::from(heads.num_qo_heads) * widths,
-            bytes: widths
-                * (q_tokens * u64::from(heads.num_qo_heads) * q_bytes
-                    + kv_tokens * u64::from(heads.num_kv_heads) * kv_bytes),
+            bytes: widths * q_tokens * u64::from(heads.num_qo_heads) * q_bytes
+                + kv_tokens * u64::from(heads.num_kv_heads) * token_bytes,
         }
     }
 }

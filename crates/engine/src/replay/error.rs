@@ -48,7 +48,7 @@ pub enum FileError {
         expected: &'static str,
     },
     /// The kind of attention cannot be replayed.
-    #[error("kind {got:?} cannot be replayed by this build, expected \"mha\"")]
+    #[error("kind {got:?} cannot be replayed by this build, expected \"mha\" or \"mla\"")]
     Kind {
         /// The kind.
         got: String,
@@ -62,7 +62,9 @@ pub enum FileError {
         expected: &'static str,
     },
     /// Tensors that belong together are not all there.
-    #[error("tensor `{given}` is there but `{missing}` is not: give k, v and slot_mapping together, or none of them")]
+    #[error(
+        "tensor `{given}` is there but `{missing}` is not: give the new KV and slot_mapping together, or none of them"
+    )]
     Incomplete {
         /// One that is there.
         given: &'static str,
@@ -88,6 +90,14 @@ pub enum FileError {
         got: Vec<usize>,
         /// What it should be.
         expected: String,
+    },
+    /// A tensor that this kind of attention has not.
+    #[error("tensor `{name}` is there, but kind {kind:?} has none: values are columns of the keys")]
+    Unwanted {
+        /// The tensor.
+        name: &'static str,
+        /// The kind.
+        kind: &'static str,
     },
     /// The file holds no request.
     #[error("there is no request: qo_indptr has one entry, it needs one more than there are requests")]

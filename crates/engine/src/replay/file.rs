@@ -5,13 +5,15 @@ use std::fs;
 use std::path::Path;
 
 use attn_metadata::{Batch, HeadShape, Layer, LayerParams, PoolShape, RawBatch};
-use kvpool::{Dtype, HostKv, KvDtype, KvFormat, KvLayout, KvPageShape, KvScales, PageSize, Slot};
+use kvpool::{
+    Dtype, HostKv, KvDtype, KvFormat, KvLayout, KvPageShape, KvScales, KvSpec, LatentRow, PageSize, Slot, Values,
+};
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype as FileDtype, TensorView};
 
 use super::activation::{Activation, Elements};
 use super::error::FileError;
-use super::params::{ATTN_KEY, Params};
+use super::params::{ATTN_KEY, Kind, Params};
 use super::problem::{NewKv, Problem};
 
 /// A problem as a file holds it.
@@ -46,9 +48,12 @@ impl ReplayFile {
         let tensors = SafeTensors::deserialize(bytes).map_err(FileError::NotSafetensors)?;
         let tensors = Tensors { tensors };
         let q = tensors.required("q", "[tokens, query heads, width] in f32, f16 or bf16")?.activation()?;
-        let (cache, fp8_as_u8) = tensors.cache(&params)?;
+        let (cache, fp8_as_u8) = match params.kind {
+            Kind::Mha => tensors.cache(&params)?,
+            Kind::Mla => tensors.latent_cache(&params)?,
+        };
         let layer = tensors.layer(&params, &q, &cache)?;
-        let new_kv = tensors.new_kv(&q, layer.heads())?;
+        let new_kv = tensors.new_kv(&q, &layer)?;
         let pool = PoolShape { num_pages: cache.shape().num_pages, page_size: cache.shape().page_size };
         let batch = tensors.batch(q.shape()[0], pool, new_kv.is_some())?;
         Ok(Self { problem: Problem { layer, batch, q, cache, new_kv }, fp8_as_u8 })
@@ -145,6 +150,31 @@ impl Tensors<'_> {
         Ok((cache, fp8_as_u8))
     }
 
+    /// A latent cache `[pages, page_size, width]`, or `[pages, page_size, bytes]` in U8 for quantised rows.
+    fn latent_cache(&self, params: &Params) -> Result<(HostKv, bool), FileError> {
+        let k = self.required("k_cache", "[pages, page size, width]")?;
+        for name in ["v_cache", "v"] {
+            if self.optional(name).is_some() {
+                return Err(FileError::Unwanted { name, kind: params.kind.name() });
+            }
+        }
+        let expected = "the width of values, the first columns of k_cache";
+        let latent = params.head_dim_vo.ok_or(FileError::MissingKey { key: "head_dim_vo", expected })?;
+        let &[num_pages, page_size, stored] = k.view.shape() else {
+            return Err(k.wrong_shape("[pages, page size, width]"));
+        };
+        let narrow = |n: usize| u32::try_from(n).map_err(|_| k.wrong_shape("sizes below 2^32"));
+        let (num_pages, page_size, stored) = (narrow(num_pages)?, narrow(page_size)?, narrow(stored)?);
+        let (format, head_dim_k) = match k.view.dtype() {
+            FileDtype::U8 => (KvFormat::Fp8Latent, row_width(&k, stored, latent)?),
+            _ => (cache_format(&k, params)?.0, stored),
+        };
+        let spec = KvSpec { num_kv_heads: 1, head_dim_k, values: Values::InKeys(latent) };
+        let mut cache = HostKv::for_spec(spec, num_pages, PageSize::new(page_size)?, KvLayout::Nhd, format)?;
+        cache.buffer_mut().into_bytes().copy_from_slice(k.view.data());
+        Ok((cache, false))
+    }
+
     fn layer(&self, params: &Params, q: &Activation, cache: &HostKv) -> Result<Layer, FileError> {
         let [rows, num_qo_heads, width] = q.shape();
         let (shape, got) = (cache.shape(), q.shape().to_vec());
@@ -166,18 +196,20 @@ impl Tensors<'_> {
             softcap: params.softcap,
             sinks: per_head("sinks")?,
             alibi_slopes: per_head("alibi_slopes")?,
-            values_in_keys: false,
+            values_in_keys: params.kind == Kind::Mla,
             family: None,
         })?)
     }
 
-    fn new_kv(&self, q: &Activation, heads: HeadShape) -> Result<Option<NewKv>, FileError> {
-        const NAMES: [&str; 3] = ["k", "v", "slot_mapping"];
-        let find = |is_there: bool| NAMES.into_iter().find(|name| self.optional(name).is_some() == is_there);
+    fn new_kv(&self, q: &Activation, layer: &Layer) -> Result<Option<NewKv>, FileError> {
+        let heads = layer.heads();
+        let has_values = matches!(layer.kv().values, Values::Own(_));
+        let names = ["k", "slot_mapping", "v"].into_iter().filter(|name| has_values || *name != "v");
+        let find = |is_there: bool| names.clone().find(|name| self.optional(name).is_some() == is_there);
         if let (Some(given), Some(missing)) = (find(true), find(false)) {
             return Err(FileError::Incomplete { given, missing });
         }
-        let (Some(k), Some(v)) = (self.optional("k"), self.optional("v")) else { return Ok(None) };
+        let Some(k) = self.optional("k") else { return Ok(None) };
         let read = |tensor: Named<'_>, width: u32| {
             let got = tensor.activation()?;
             let expected = [q.shape()[0], heads.num_kv_heads as usize, width as usize];
@@ -192,7 +224,9 @@ impl Tensors<'_> {
             }
             Ok(got)
         };
-        Ok(Some(NewKv { k: read(k, heads.head_dim_qk)?, v: Some(read(v, heads.head_dim_vo)?) }))
+        let k = read(k, heads.head_dim_qk)?;
+        let v = self.optional("v").map(|v| read(v, heads.head_dim_vo)).transpose()?;
+        Ok(Some(NewKv { k, v }))
     }
 
     fn batch(&self, num_rows: usize, pool: PoolShape, appends: bool) -> Result<Batch, FileError> {
@@ -220,6 +254,16 @@ impl Tensors<'_> {
         };
         Ok(Batch::from_raw(pool, &raw)?)
     }
+}
+
+/// Width of the keys whose quantised rows take some bytes each.
+fn row_width(k: &Named<'_>, row_bytes: u32, latent: u32) -> Result<u32, FileError> {
+    let bare = LatentRow::new(latent, 0)?.bytes() as u64;
+    let rope = u64::from(row_bytes).checked_sub(bare).filter(|bytes| bytes % 4 == 0).map(|bytes| bytes / 2);
+    let width = rope.and_then(|rope| u32::try_from(u64::from(latent) + rope).ok());
+    width.ok_or_else(|| {
+        k.wrong_shape(format!("rows of {bare} bytes for {latent} quantised values, and 4 for each two of RoPE"))
+    })
 }
 
 /// The caches' format, and whether FP8 is stored as U8.

@@ -18,7 +18,7 @@ mod run;
 pub use activation::{Activation, Elements};
 pub use error::{FileError, ReplayError};
 pub use file::{ReplayFile, read};
-pub use params::{ATTN_KEY, Params};
+pub use params::{ATTN_KEY, Kind, Params};
 pub use problem::{NewKv, Outcome, Problem};
 pub use record::{Call, RecordError, record};
 pub use result::result_bytes;

@@ -7,13 +7,36 @@ use super::error::FileError;
 /// The metadata key that holds the parameters.
 pub const ATTN_KEY: &str = "attn";
 
-/// The only kind of attention that can be replayed so far.
-const KIND: &str = "mha";
+/// The kinds of attention that can be replayed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Keys and values, `k_cache` and `v_cache`.
+    Mha,
+    /// A latent cache, `k_cache` alone; queries are absorbed already. Values are the first `head_dim_vo` columns.
+    Mla,
+}
+
+impl Kind {
+    const ALL: [Self; 2] = [Self::Mha, Self::Mla];
+    const EXPECTED: &str = "\"mha\" or \"mla\"";
+
+    /// Its name in the JSON.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Mha => "mha",
+            Self::Mla => "mla",
+        }
+    }
+}
 
 /// The parameters of one attention problem: `{kind, sm_scale, causal, window_left, softcap, k_scale, v_scale,
-/// head_dim_vo}`. All but the first three may be null or missing; unknown keys are ignored.
+/// head_dim_vo}`. All but the first three may be null or missing (with kind `mla` the last one too is needed); unknown
+/// keys are ignored.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Params {
+    /// What the caches hold.
+    pub kind: Kind,
     /// Multiplier of q·k.
     pub sm_scale: f32,
     /// Whether the causal mask applies.
@@ -38,8 +61,8 @@ impl Params {
     pub fn parse(text: &str) -> Result<Self, FileError> {
         let value: Value = serde_json::from_str(text).map_err(FileError::ParamsJson)?;
         let Value::Object(keys) = value else { return Err(FileError::ParamsNotObject) };
-        check_kind(&keys)?;
         Ok(Self {
+            kind: kind(&keys)?,
             sm_scale: number(&keys, "sm_scale")?.ok_or(FileError::MissingKey {
                 key: "sm_scale",
                 expected: "the multiplier of q·k, a number above 0",
@@ -56,21 +79,23 @@ impl Params {
     /// The JSON.
     #[must_use]
     pub fn to_json(&self) -> String {
-        let Self { sm_scale, causal, window_left, softcap, k_scale, v_scale, head_dim_vo } = *self;
+        let Self { kind, sm_scale, causal, window_left, softcap, k_scale, v_scale, head_dim_vo } = *self;
         let params = json!({
-            "kind": KIND, "sm_scale": sm_scale, "causal": causal, "window_left": window_left, "softcap": softcap,
+            "kind": kind.name(), "sm_scale": sm_scale, "causal": causal, "window_left": window_left, "softcap": softcap,
             "k_scale": k_scale, "v_scale": v_scale, "head_dim_vo": head_dim_vo,
         });
         params.to_string()
     }
 }
 
-fn check_kind(keys: &Map<String, Value>) -> Result<(), FileError> {
+fn kind(keys: &Map<String, Value>) -> Result<Kind, FileError> {
     match keys.get("kind") {
-        None => Err(FileError::MissingKey { key: "kind", expected: "\"mha\"" }),
-        Some(Value::String(kind)) if kind == KIND => Ok(()),
-        Some(Value::String(kind)) => Err(FileError::Kind { got: kind.clone() }),
-        Some(other) => Err(FileError::KeyValue { key: "kind", got: shown(other), expected: "\"mha\"" }),
+        None => Err(FileError::MissingKey { key: "kind", expected: Kind::EXPECTED }),
+        Some(Value::String(name)) => {
+            let found = Kind::ALL.into_iter().find(|kind| kind.name() == name);
+            found.ok_or_else(|| FileError::Kind { got: name.clone() })
+        }
+        Some(other) => Err(FileError::KeyValue { key: "kind", got: shown(other), expected: Kind::EXPECTED }),
     }
 }
 
@@ -126,6 +151,7 @@ mod tests {
     #[test]
     fn parameters_survive_their_json() {
         let params = Params {
+            kind: Kind::Mla,
             sm_scale: 0.088_388_35,
             causal: true,
             window_left: Some(7),
@@ -149,7 +175,7 @@ mod tests {
     fn each_broken_rule_names_its_key() {
         assert!(error("{").contains("not a JSON object"));
         assert!(error("[]").contains("not a JSON object"));
-        assert!(error(r#"{"kind": "mla"}"#).contains("kind \"mla\" cannot be replayed"));
+        assert!(error(r#"{"kind": "nsa"}"#).contains("kind \"nsa\" cannot be replayed"));
         assert!(error(r#"{"sm_scale": 1}"#).contains("lacks `kind`"));
         assert!(error(r#"{"kind": "mha", "causal": true}"#).contains("lacks `sm_scale`"));
         assert!(error(r#"{"kind": "mha", "sm_scale": 1}"#).contains("lacks `causal`"));

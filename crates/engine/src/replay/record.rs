@@ -5,13 +5,13 @@ use std::collections::HashMap;
 
 use attn_metadata::{Batch, Layer};
 use half::{bf16, f16};
-use kvpool::{Dtype, HostKv, HostSlice, HostTensor, KvDtype, KvFormat, KvPlane, KvShape, PageId, Slot};
+use kvpool::{Dtype, HostKv, HostSlice, HostTensor, KvDtype, KvFormat, KvPlane, KvShape, KvSpec, PageId, Slot, Values};
 use safetensors::SafeTensorError;
 use safetensors::tensor::{Dtype as FileDtype, View};
 use thiserror::Error;
 
 use super::activation::{Activation, Elements};
-use super::params::{ATTN_KEY, Params};
+use super::params::{ATTN_KEY, Kind, Params};
 use super::problem::{NewKv, Problem};
 
 /// A call to be recorded, before it runs.
@@ -47,6 +47,18 @@ pub enum RecordError {
         /// The request.
         request: usize,
     },
+    /// The layer has weights or a side branch, which a file has no place for.
+    #[error("a layer of {family} attention cannot be recorded: a file holds plain layers and absorbed latent ones")]
+    Family {
+        /// The family.
+        family: &'static str,
+    },
+    /// A latent cache has more than one head, which the files of latent caches have no axis for.
+    #[error("a latent cache of {num_kv_heads} heads cannot be recorded, only one of 1 head")]
+    LatentHeads {
+        /// KV heads.
+        num_kv_heads: u32,
+    },
     /// The tensors cannot be packed.
     #[error("the call cannot be packed into a file")]
     Pack(#[source] SafeTensorError),
@@ -57,6 +69,13 @@ pub enum RecordError {
 /// # Errors
 /// [`RecordError`].
 pub fn record(call: &Call<'_>) -> Result<Vec<u8>, RecordError> {
+    if call.layer.family().is_some() {
+        return Err(RecordError::Family { family: call.layer.family_name() });
+    }
+    let KvSpec { num_kv_heads, values, .. } = call.layer.kv();
+    if matches!(values, Values::InKeys(_)) && num_kv_heads != 1 {
+        return Err(RecordError::LatentHeads { num_kv_heads });
+    }
     let Tables { qo_indptr, kv_indptr, kv_last_page_len } = Tables::of(call.batch)?;
     let rows = call.q.rows();
     let mut tensors = cache_tensors(call.cache, false);
@@ -87,7 +106,9 @@ pub fn record(call: &Call<'_>) -> Result<Vec<u8>, RecordError> {
 
 fn params_of(layer: &Layer, format: KvFormat) -> Params {
     let scaled = |scale| (format.dtype() == KvDtype::Fp8E4m3).then_some(scale);
+    let kind = if matches!(layer.kv().values, Values::InKeys(_)) { Kind::Mla } else { Kind::Mha };
     Params {
+        kind,
         sm_scale: layer.sm_scale(),
         causal: layer.is_causal(),
         window_left: layer.window_left(),
@@ -149,6 +170,13 @@ impl FileTensor {
         Self::new(name, dtype, activation.shape().to_vec(), activation.elements().as_bytes().to_vec())
     }
 
+    /// The same without an axis of one head.
+    fn drop_heads(&mut self) {
+        if let [pages, page_size, 1, width] = self.shape[..] {
+            self.shape = vec![pages, page_size, width];
+        }
+    }
+
     fn table(name: &'static str, values: &[i32]) -> Self {
         Self::new(name, FileDtype::I32, vec![values.len()], bytemuck::cast_slice(values).to_vec())
     }
@@ -179,21 +207,27 @@ pub(super) fn pack(
     safetensors::serialize(tensors.iter().map(|tensor| (tensor.name, tensor)), metadata)
 }
 
-/// `k_cache` and `v_cache` `[pages, page_size, heads, width]`, as stored.
+/// `k_cache` and `v_cache` `[pages, page_size, heads, width]`, as stored; of a latent cache, `k_cache`
+/// `[pages, page_size, width]` alone.
 pub(super) fn cache_tensors(cache: &HostKv, fp8_as_u8: bool) -> Vec<FileTensor> {
     let dtype = match cache.format().dtype() {
         KvDtype::F32 => FileDtype::F32,
         KvDtype::F16 => FileDtype::F16,
         KvDtype::Bf16 => FileDtype::BF16,
         KvDtype::Fp8E4m3 if fp8_as_u8 => FileDtype::U8,
+        KvDtype::Fp8Latent => FileDtype::U8,
         KvDtype::Fp8E4m3 => FileDtype::F8_E4M3,
     };
-    let planes = [("k_cache", cache.k()), ("v_cache", cache.v())];
-    planes.map(|(name, plane)| plane_tensor(name, dtype, &cache.shape(), &plane)).to_vec()
+    let mut tensors = vec![plane_tensor("k_cache", dtype, &cache.shape(), &cache.k())];
+    match cache.spec().values {
+        Values::InKeys(_) => tensors.iter_mut().for_each(FileTensor::drop_heads),
+        Values::Own(_) | Values::None => tensors.push(plane_tensor("v_cache", dtype, &cache.shape(), &cache.v())),
+    }
+    tensors
 }
 
 fn plane_tensor(name: &'static str, dtype: FileDtype, shape: &KvShape, plane: &KvPlane<'_>) -> FileTensor {
-    let (size, width) = (plane.data.dtype().size_bytes(), plane.layout.head_dim);
+    let (size, width) = (plane.data.dtype().element_bytes(), plane.layout.vector_len());
     let (pages, page_size, heads) = (shape.num_pages, shape.page_size.get(), shape.num_kv_heads);
     let source = plane.data.as_bytes();
     let mut bytes = Vec::with_capacity(pages as usize * page_size as usize * heads as usize * width * size);

@@ -38,6 +38,7 @@ impl LayerCaches {
 fn plain_format(dtype: KvDtype) -> KvFormat {
     match dtype {
         KvDtype::F32 => KvFormat::F32,
+        KvDtype::Fp8Latent => KvFormat::Fp8Latent,
         KvDtype::F16 => KvFormat::F16,
         KvDtype::Bf16 => KvFormat::Bf16,
         KvDtype::Fp8E4m3 => KvFormat::Fp8E4m3(KvScales::new(1.0, 1.0).expect("1 is a scale")),

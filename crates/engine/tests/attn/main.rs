@@ -6,5 +6,6 @@ mod bench;
 mod commands;
 mod refusals;
 mod replay;
+mod replay_mla;
 mod support;
 mod vectors;

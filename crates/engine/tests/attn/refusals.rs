@@ -176,7 +176,7 @@ fn parameters_that_make_no_sense_are_named() {
     for text in ["null", "1", "\"true\""] {
         refuses("causal", Some(text), "`causal` is");
     }
-    refuses("kind", Some("\"mla\""), "kind \"mla\" cannot be replayed");
+    refuses("kind", Some("\"nsa\""), "kind \"nsa\" cannot be replayed");
     refuses("kind", Some("\"\\n\\u0000\""), "cannot be replayed");
     refuses("kind", Some("7"), "`kind` is 7");
     for text in ["-1", "1.5", "\"x\"", "1e20", "4294967296"] {

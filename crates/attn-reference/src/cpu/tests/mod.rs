@@ -1,8 +1,11 @@
 //! The backend against attention in f64, feature by feature, on every instruction set of this machine.
 
+mod matmul;
 mod primitives;
 mod problem;
 mod relations;
+mod rows;
+mod shared;
 
 use attn_metadata::HeadShape;
 use kvpool::{KvFormat, KvLayout, KvScales};

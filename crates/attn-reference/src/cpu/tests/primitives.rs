@@ -77,7 +77,14 @@ fn outputs_sum_just_the_given_columns_whatever_the_block() {
         let at =
             |key: usize, d: usize| f64::from(values[(d / isa.panel() * room + key) * isa.panel() + d % isa.panel()]);
         let run = |probs: &[ScoreRow], out: &mut [f32], columns| {
-            isa.run(Accumulate { isa, probs, values: Values { tile: &values, room, first }, columns, out });
+            isa.run(Accumulate {
+                isa,
+                probs,
+                values: Values { tile: &values, room, first },
+                columns,
+                out,
+                ahead: None,
+            });
         };
         let weights = floats(23 * KV_TILE);
         let probs: Vec<ScoreRow> = weights.as_chunks().0.to_vec();

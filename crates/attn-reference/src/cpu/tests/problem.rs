@@ -9,7 +9,7 @@ use attn_metadata::{
 };
 use half::{bf16, f16};
 use kvpool::{
-    Dtype, HostKv, HostTensor, HostTensorMut, KvFormat, KvLayout, KvShape, KvSliceMut, PageSize, Slot, f32_to_fp8_e4m3,
+    Dtype, HostKv, HostTensor, HostTensorMut, KvFormat, KvLayout, KvSliceMut, PageSize, Slot, Values, f32_to_fp8_e4m3,
 };
 
 use crate::cpu::{CpuBackend, Isa};
@@ -23,6 +23,7 @@ pub(super) struct Case {
     pub(super) page_size: u32,
     pub(super) layout: KvLayout,
     pub(super) interleaved: bool,
+    pub(super) values_in_keys: bool,
     pub(super) format: KvFormat,
     pub(super) causal: bool,
     pub(super) window: Option<u32>,
@@ -40,6 +41,7 @@ pub(super) fn case(requests: &[(usize, usize)]) -> Case {
         page_size: 16,
         layout: KvLayout::Nhd,
         interleaved: false,
+        values_in_keys: false,
         format: KvFormat::F32,
         causal: true,
         window: None,
@@ -92,20 +94,20 @@ impl Problem {
             softcap: case.softcap,
             sinks: per_head(case.sinks, &mut rng),
             alibi_slopes: per_head(case.alibi, &mut rng).map(|s| s.iter().map(|x| x * 0.05).collect()),
+            values_in_keys: case.values_in_keys,
             ..LayerParams::causal(heads)
         };
         let counts: Vec<usize> = case.requests.iter().map(|r| page_size.pages_for(r.1)).collect();
         let used: usize = counts.iter().sum();
         let num_pages = u32::try_from(used + 3).unwrap();
-        let shape = KvShape {
-            num_pages,
-            page_size,
-            num_kv_heads: heads.num_kv_heads,
-            head_dim_k: heads.head_dim_qk,
-            head_dim_v: heads.head_dim_vo,
+        let spec = params.plain_kv();
+        let shape = spec.shape(num_pages, page_size);
+        let made = match (case.values_in_keys, case.interleaved) {
+            (true, _) => HostKv::for_spec(spec, num_pages, page_size, case.layout, case.format),
+            (false, true) => HostKv::interleaved(shape, case.layout, case.format),
+            (false, false) => HostKv::new(shape, case.layout, case.format),
         };
-        let make = if case.interleaved { HostKv::interleaved } else { HostKv::new };
-        let mut cache = make(shape, case.layout, case.format).unwrap();
+        let mut cache = made.unwrap();
         poison(&mut cache);
         // Scattered pages, the last in front.
         let ids: Vec<i32> = (0..i32::try_from(used).unwrap()).rev().map(|i| i + 2).collect();
@@ -223,7 +225,7 @@ fn poison(cache: &mut HostKv) {
         KvSliceMut::F32(x) => x.fill(f32::NAN),
         KvSliceMut::F16(x) => x.fill(f16::NAN),
         KvSliceMut::Bf16(x) => x.fill(bf16::NAN),
-        KvSliceMut::Fp8E4m3(x) => x.fill(NAN_CODE),
+        KvSliceMut::Fp8E4m3(x) | KvSliceMut::Fp8Latent(x) => x.fill(NAN_CODE),
     }
 }
 
@@ -255,6 +257,10 @@ fn fill(cache: &mut HostKv, batch: &Batch, rng: &mut Rng) {
     for r in batch.requests() {
         for key in 0..r.kv_len {
             let page = batch.page_of(r, key);
+            if matches!(cache.spec().values, Values::InKeys(_)) {
+                fill_keys(cache, Slot::new(page, key % page_size, batch.page_size()).unwrap(), rng);
+                continue;
+            }
             for head in 0..cache.shape().num_kv_heads {
                 for layout in [cache.k().layout, cache.v().layout] {
                     let start = layout.element(page, key % page_size, head);
@@ -267,11 +273,18 @@ fn fill(cache: &mut HostKv, batch: &Batch, rng: &mut Rng) {
     }
 }
 
+/// Fills the keys of a slot, which hold the values.
+fn fill_keys(cache: &mut HostKv, slot: Slot, rng: &mut Rng) {
+    let shape = [1, cache.shape().num_kv_heads as usize, cache.shape().head_dim_k as usize];
+    let values: Vec<f32> = (0..shape.iter().product()).map(|_| rng.float()).collect();
+    cache.append(&[slot], &HostTensor::packed(&values, shape).unwrap(), None).unwrap();
+}
+
 pub(super) fn set(cache: &mut HostKv, at: usize, x: f32) {
     match cache.buffer_mut() {
         KvSliceMut::F32(data) => data[at] = x,
         KvSliceMut::F16(data) => data[at] = f16::from_f32(x),
         KvSliceMut::Bf16(data) => data[at] = bf16::from_f32(x),
-        KvSliceMut::Fp8E4m3(data) => data[at] = f32_to_fp8_e4m3(x),
+        KvSliceMut::Fp8E4m3(data) | KvSliceMut::Fp8Latent(data) => data[at] = f32_to_fp8_e4m3(x),
     }
 }

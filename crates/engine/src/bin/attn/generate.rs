@@ -227,6 +227,7 @@ pub(super) fn session_config(args: &Args, requests: &[RequestSpec]) -> Result<Se
     let needed = u32::try_from(needed).map_err(|_| Failure::usage("more pages are needed than a pool can have"))?;
     let kv_format = match serving.kv_dtype {
         KvDtype::F32 => KvFormat::F32,
+        KvDtype::Fp8Latent => KvFormat::Fp8Latent,
         KvDtype::F16 => KvFormat::F16,
         KvDtype::Bf16 => KvFormat::Bf16,
         KvDtype::Fp8E4m3 => KvFormat::Fp8E4m3(KvScales::new(serving.k_scale, serving.v_scale).map_err(Failure::input)?),
