@@ -46,7 +46,9 @@ fn run(kind: RandomModel, config: &SessionConfig, rounds: usize) -> (Said, Sessi
     let mut said = Said::new();
     for _ in 0..rounds {
         said.clear();
-        specs().into_iter().for_each(|spec| drop(session.submit(spec).unwrap()));
+        specs().into_iter().for_each(|spec| {
+            session.submit(spec).unwrap();
+        });
         let mut heard = |event: Event| {
             if let Event::Token { id, token, logit, .. } = event {
                 said.entry(id).or_default().push((token, logit));

@@ -205,7 +205,8 @@ impl LanguageModel for Minimax {
         for (layer, block) in self.blocks.iter().enumerate() {
             let attended = block.attend(layer, &hidden, input.positions, attention);
             add(&mut hidden, &attended.map_err(|source| ForwardError::Attention { layer, source })?);
-            add(&mut hidden, &block.mlp(&hidden));
+            let delta = block.mlp(&hidden);
+            add(&mut hidden, &delta);
         }
         let row = |&row: &usize| hidden[row * HIDDEN..(row + 1) * HIDDEN].to_vec();
         let picked: Vec<f32> = input.logit_rows.iter().flat_map(row).collect();
