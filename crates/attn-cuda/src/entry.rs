@@ -25,13 +25,14 @@ impl Element {
         }
     }
 
-    /// Of stored KV.
-    pub(crate) const fn of_kv(dtype: KvDtype) -> Self {
+    /// Of stored KV; `None` for rows that no kernel reads.
+    pub(crate) const fn of_kv(dtype: KvDtype) -> Option<Self> {
         match dtype {
-            KvDtype::F32 => Self::F32,
-            KvDtype::F16 => Self::F16,
-            KvDtype::Bf16 => Self::Bf16,
-            KvDtype::Fp8E4m3 => Self::Fp8,
+            KvDtype::F32 => Some(Self::F32),
+            KvDtype::F16 => Some(Self::F16),
+            KvDtype::Bf16 => Some(Self::Bf16),
+            KvDtype::Fp8E4m3 => Some(Self::Fp8),
+            KvDtype::Fp8Latent => None,
         }
     }
 }
@@ -147,7 +148,7 @@ pub(crate) fn kernels_of(
             let dim = |has: u32, asked: u32| has == asked || (has == 0 && asked <= MAX_HEAD_DIM);
             entry.module.name == family
                 && entry.q == q
-                && entry.kv == kv
+                && Some(entry.kv) == kv
                 && dim(entry.head_dim_qk, heads.head_dim_qk)
                 && dim(entry.head_dim_vo, heads.head_dim_vo)
                 && (entry.is_general || !is_general)
@@ -163,11 +164,9 @@ pub(crate) fn kernels_of(
     };
     let fast = |families: &[&str]| if is_plain { None } else { families.iter().find_map(|family| pair(family)) };
     let extend = fast(&["extend_sm90", "extend"]).or_else(|| pair("plain"));
-    let of_module = |family: &str, kv: Option<Element>| {
-        let fits = |e: &&Entry| e.module.name == family && e.q == q && kv.is_none_or(|kv| e.kv == kv);
-        ENTRIES.iter().find(fits)
-    };
-    match (extend, of_module("store_kv", Some(kv)), of_module("merge_partials", None)) {
+    let of_module = |family: &str| ENTRIES.iter().filter(move |e| e.module.name == family && e.q == q);
+    let store = of_module("store_kv").find(|e| Some(e.kv) == kv);
+    match (extend, store, of_module("merge_partials").next()) {
         (Some(extend), Some(store), Some(merge)) => {
             Ok(LayerKernels { decode: fast(&["decode"]), extend, store, merge })
         }
@@ -179,7 +178,7 @@ pub(crate) fn kernels_of(
 pub(crate) fn kv_dtypes_for(dtype: Dtype) -> Vec<KvDtype> {
     let q = Element::of(dtype);
     let attends = |kv: &KvDtype| {
-        let any = |family| ENTRIES.iter().any(|e| e.module.name == family && e.q == q && e.kv == Element::of_kv(*kv));
+        let any = |family| ENTRIES.iter().any(|e| e.module.name == family && e.q == q && Some(e.kv) == Element::of_kv(*kv));
         any("plain") && any("store_kv")
     };
     KvDtype::ALL.into_iter().filter(attends).collect()

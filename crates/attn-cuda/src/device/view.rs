@@ -364,7 +364,7 @@ impl CudaKv {
     ) -> Result<Self, CudaKvError> {
         let extents = planes.map(|plane| plane.extent(&shape));
         let len = extents.into_iter().flatten().max().ok_or(ShapeError::Overflow { what: "kv cache" })?;
-        let bytes = len.checked_mul(format.dtype().size_bytes()).ok_or(ShapeError::Overflow { what: "kv cache" })?;
+        let bytes = len.checked_mul(format.dtype().element_bytes()).ok_or(ShapeError::Overflow { what: "kv cache" })?;
         let buffer = DeviceBuffer::zeroed(device, bytes, "kv cache")?;
         let [k, v] = planes;
         let values = if shape.head_dim_v == 0 { Values::None } else { Values::Own(shape.head_dim_v) };
@@ -405,7 +405,7 @@ impl CudaKv {
     /// Address of the first element of a plane.
     #[must_use]
     pub fn plane_address(&self, plane: &KvPlaneLayout) -> u64 {
-        self.address + (plane.offset * self.format.dtype().size_bytes()) as u64
+        self.address + (plane.offset * self.format.dtype().element_bytes()) as u64
     }
 
     /// The memory, where it is ours.
@@ -421,7 +421,7 @@ impl CudaKv {
 
     /// Checks that kernels can read both planes in vectors.
     pub(crate) fn require_aligned(&self) -> Result<(), DeviceError> {
-        let bytes = self.format.dtype().size_bytes();
+        let bytes = self.format.dtype().element_bytes();
         for (what, plane) in [("a cache's K", self.k), ("a cache's V", self.v)] {
             let strides = plane.strides;
             require_aligned(what, self.plane_address(&plane))?;
