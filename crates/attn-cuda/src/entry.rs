@@ -164,7 +164,7 @@ pub(crate) fn kernels_of(
     };
     let fast = |families: &[&str]| if is_plain { None } else { families.iter().find_map(|family| pair(family)) };
     let extend = fast(&["extend_sm90", "extend"]).or_else(|| pair("plain"));
-    let of_module = |family: &str| ENTRIES.iter().filter(move |e| e.module.name == family && e.q == q);
+    let of_module = |family: &'static str| ENTRIES.iter().filter(move |e| e.module.name == family && e.q == q);
     let store = of_module("store_kv").find(|e| Some(e.kv) == kv);
     match (extend, store, of_module("merge_partials").next()) {
         (Some(extend), Some(store), Some(merge)) => {

@@ -7,7 +7,7 @@ use crate::device::{CudaKv, CudaKvError, Device, DeviceBuffer, DeviceError};
 /// The bytes of a tensor, row by row, head by head, without gaps.
 pub(crate) fn pack(tensor: &HostTensor<'_>) -> Vec<u8> {
     let [rows, heads, dim] = tensor.shape();
-    let size = tensor.dtype().element_bytes();
+    let size = tensor.dtype().size_bytes();
     let data = bytes_of(tensor.data());
     let mut packed = Vec::with_capacity(rows * heads * dim * size);
     for (row, head) in (0..rows).flat_map(|row| (0..heads).map(move |head| (row, head))) {
@@ -20,7 +20,7 @@ pub(crate) fn pack(tensor: &HostTensor<'_>) -> Vec<u8> {
 /// The other way round.
 pub(crate) fn unpack(packed: &[u8], tensor: &mut HostTensorMut<'_>) {
     let [rows, heads, dim] = tensor.shape();
-    let size = tensor.dtype().element_bytes();
+    let size = tensor.dtype().size_bytes();
     let len = dim * size;
     let positions = (0..rows).flat_map(|row| (0..heads).map(move |head| (row, head)));
     let begins: Vec<usize> = positions.map(|(row, head)| tensor.offset(row, head) * size).collect();
