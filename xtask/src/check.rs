@@ -51,7 +51,7 @@ fn steps(args: &Args) -> Vec<Step> {
         let docs = step("docs", &["doc", "--workspace", "--no-deps"]);
         steps.push(Step { env: &[("RUSTDOCFLAGS", "-D warnings")], ..docs });
         steps.push(step("tests", &["test", "--workspace"]));
-        steps.push(step("kernels", &["xtask", "kernels", "--check"]));
+        steps.push(step("kernels", &["xtask", "kernels", "--check", "--hashes"]));
     }
     if args.keep_going {
         steps.iter_mut().filter(|step| step.args[0] == "test").for_each(|step| step.args.push("--no-fail-fast"));

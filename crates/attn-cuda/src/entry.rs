@@ -178,7 +178,8 @@ pub(crate) fn kernels_of(
 pub(crate) fn kv_dtypes_for(dtype: Dtype) -> Vec<KvDtype> {
     let q = Element::of(dtype);
     let attends = |kv: &KvDtype| {
-        let any = |family| ENTRIES.iter().any(|e| e.module.name == family && e.q == q && Some(e.kv) == Element::of_kv(*kv));
+        let any =
+            |family| ENTRIES.iter().any(|e| e.module.name == family && e.q == q && Some(e.kv) == Element::of_kv(*kv));
         any("plain") && any("store_kv")
     };
     KvDtype::ALL.into_iter().filter(attends).collect()
