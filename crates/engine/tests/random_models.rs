@@ -100,6 +100,7 @@ fn check(kind: RandomModel) {
     assert_same(&expected, &got, "verified");
     let report = session.verify_report().unwrap();
     assert!(report.num_sampled > 0 && report.num_anomalies() == 0);
+    assert!(report.layers.iter().all(|layer| layer.num_vectors > 0), "each layer has an oracle: {report:?}");
     assert!(report.worst().unwrap().1.max_rel < 1e-4, "{:?}", report.worst());
 }
 
