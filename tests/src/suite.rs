@@ -23,9 +23,8 @@ pub struct Suite {
     pub fail_fast: bool,
     /// The device that backends are made with.
     pub device: HostDevice,
-    /// The family of the layers; `None`: plain ones. A family is put through the exact relations alone
-    /// ([`host::FAMILY_CHECKS`](crate::host::FAMILY_CHECKS)): what it computes is between its crate's oracle and its
-    /// backends.
+    /// The family of the layers; `None`: plain ones. A family is put through the exact relations and the contract
+    /// alone: what it computes is between its crate's oracle and its backends.
     pub family: Option<CaseFamily>,
 }
 

@@ -46,6 +46,14 @@ pub struct Check {
     num_cases: fn(&Suite) -> usize,
     /// Fraction of the suite's work for a case.
     work: u64,
+    /// Whether it applies to layers of a family: it is exact, or about the contract, and needs no oracle.
+    of_families: bool,
+}
+
+impl Check {
+    const fn of_families(self) -> Self {
+        Self { of_families: true, ..self }
+    }
 }
 
 const fn check(
@@ -54,7 +62,7 @@ const fn check(
     adapt: fn(&mut Case, &mut Rng),
     run: fn(&Context<'_>, &Case) -> Result<f64, Stop>,
 ) -> Check {
-    Check { name, what, adapt, run, num_cases: |suite| suite.num_check_cases, work: 4 }
+    Check { name, what, adapt, run, num_cases: |suite| suite.num_check_cases, work: 4, of_families: false }
 }
 
 /// Every check, in the order of the report.
@@ -69,44 +77,25 @@ pub const CHECKS: &[Check] = &[
     Check { num_cases: |suite| suite.num_check_cases.div_ceil(4), ..large::WIDE_GROUPS },
     Check { num_cases: |suite| 4 * suite.num_check_cases, ..masks::WINDOW_PROBE },
     masks::MASK_PROBE,
-    masks::FUTURE,
-    memory::PAGES,
-    memory::POISON,
-    memory::STRIDES,
-    memory::APPEND_BYTES,
+    masks::FUTURE.of_families(),
+    memory::PAGES.of_families(),
+    memory::POISON.of_families(),
+    memory::STRIDES.of_families(),
+    memory::APPEND_BYTES.of_families(),
     memory::SCALES,
-    determinism::RERUN,
-    determinism::ALONE,
-    determinism::THREADS,
-    determinism::LAYERS,
-    determinism::HYBRID,
-    graph::REPLAY,
-    graph::LIMITS,
-    contract::STALE,
-    contract::REFUSED_BATCH,
-    contract::REFUSED_CALL,
+    determinism::RERUN.of_families(),
+    determinism::ALONE.of_families(),
+    determinism::THREADS.of_families(),
+    determinism::LAYERS.of_families(),
+    determinism::HYBRID.of_families(),
+    graph::REPLAY.of_families(),
+    graph::LIMITS.of_families(),
+    contract::STALE.of_families(),
+    contract::REFUSED_BATCH.of_families(),
+    contract::REFUSED_CALL.of_families(),
     partial::CHUNKS,
     partial::PAGE_SIZES,
     partial::MERGE,
-];
-
-/// The checks that need no oracle: exact relations and the contract, for layers of a family.
-pub const FAMILY_CHECKS: &[Check] = &[
-    masks::FUTURE,
-    memory::PAGES,
-    memory::POISON,
-    memory::STRIDES,
-    memory::APPEND_BYTES,
-    determinism::RERUN,
-    determinism::ALONE,
-    determinism::THREADS,
-    determinism::LAYERS,
-    determinism::HYBRID,
-    graph::REPLAY,
-    graph::LIMITS,
-    contract::STALE,
-    contract::REFUSED_BATCH,
-    contract::REFUSED_CALL,
 ];
 
 /// Runs every check that applies to the suite's layers.
@@ -114,7 +103,9 @@ pub fn run<F>(suite: &Suite, make: F) -> Report
 where
     F: Fn(&BackendConfig<Host>) -> Result<BoxedBackend<Host>, CreateError> + Sync,
 {
-    run_checks(suite, if suite.family.is_some() { FAMILY_CHECKS } else { CHECKS }, &make)
+    let applies = |check: &&Check| suite.family.is_none() || check.of_families;
+    let checks: Vec<Check> = CHECKS.iter().filter(applies).copied().collect();
+    run_checks(suite, &checks, &make)
 }
 
 /// Runs some checks.
