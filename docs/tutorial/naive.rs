@@ -4,7 +4,7 @@ use attn_metadata::plan::{Chunking, Plan, PlanConfig, PlanReport};
 use attn_metadata::{
     AttentionBackend, BackendConfig, BackendEntry, Batch, BoxedBackend, Bucket, Capabilities, CaptureError,
     CaptureLimits, CreateError, DimRule, FeatureSet, Host, Io, Kv, Layer, Lse, ModelSpec, PLAIN, PlanGroup, PoolShape,
-    PrepareError, Prepared, Request, RunError, SizeRule, Steps, SubBatch, check_batch, check_io,
+    PrepareError, Prepared, Request, Role, RunError, SizeRule, Steps, SubBatch, check_batch, check_io,
 };
 use kvpool::{Dtype, KvDtype, Slot};
 
@@ -17,7 +17,7 @@ pub fn entry() -> BackendEntry<Host> {
     BackendEntry {
         name: NAME,
         summary: "plain f32, one query at a time; for learning",
-        auto: false,
+        role: Role::ByName,
         capabilities: |_| Ok(capabilities()),
         create,
     }

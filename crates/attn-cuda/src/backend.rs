@@ -6,8 +6,8 @@ use std::sync::Arc;
 use attn_metadata::plan::{Plan, PlanReport};
 use attn_metadata::{
     AttentionBackend, BackendConfig, BackendEntry, Batch, BatchLimits, Bucket, Capabilities, CaptureError,
-    CaptureLimits, CreateError, DimRule, Io, Kv, ModelSpec, PLAIN, PoolShape, PrepareError, Prepared, Reason, RunError,
-    SizeRule, Steps, SubBatch, check_batch, check_io,
+    CaptureLimits, CreateError, DimRule, Io, Kv, ModelSpec, PLAIN, PoolShape, PrepareError, Prepared, Reason, Role,
+    RunError, SizeRule, Steps, SubBatch, check_batch, check_io,
 };
 use kvpool::{Dtype, KvDtype};
 
@@ -31,7 +31,7 @@ pub const fn entry() -> BackendEntry<Cuda> {
     BackendEntry {
         name: NAME,
         summary: "tensor-core kernels for NVIDIA GPUs from compute capability 8.0 on",
-        auto: true,
+        role: Role::Auto,
         capabilities: available,
         create: |config| Ok(Box::new(CudaBackend::new(config)?)),
     }
@@ -43,7 +43,7 @@ pub const fn plain_entry() -> BackendEntry<Cuda> {
     BackendEntry {
         name: PLAIN_NAME,
         summary: "one warp a query row, key by key: slow, to compare with",
-        auto: false,
+        role: Role::ByName,
         capabilities: available,
         create: |config| Ok(Box::new(CudaBackend::plain(config)?)),
     }

@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use attn_metadata::plan::PlanReport;
 use attn_metadata::{
     AttentionBackend, BackendConfig, BackendEntry, Batch, Bucket, Capabilities, CaptureError, CaptureLimits,
-    CreateError, Host, HostDevice, Io, Kv, ModelSpec, PrepareError, Prepared, Reason, RunError, check_io,
+    CreateError, Host, HostDevice, Io, Kv, ModelSpec, PrepareError, Prepared, Reason, Role, RunError, check_io,
 };
 
 use crate::backend::{CudaBackend, NAME, PLAIN_NAME};
@@ -23,7 +23,7 @@ pub const fn host_entry() -> BackendEntry<Host> {
     BackendEntry {
         name: NAME,
         summary: "attention on an NVIDIA GPU; tensors and pages are copied there and back",
-        auto: false,
+        role: Role::ByName,
         capabilities: available,
         create: |config| Ok(Box::new(CudaOnHost::new(config)?)),
     }
@@ -35,7 +35,7 @@ pub const fn host_plain_entry() -> BackendEntry<Host> {
     BackendEntry {
         name: PLAIN_NAME,
         summary: "as cuda, one warp a query row, key by key: slow, to compare with",
-        auto: false,
+        role: Role::ByName,
         capabilities: available,
         create: |config| Ok(Box::new(CudaOnHost::plain(config)?)),
     }

@@ -1,9 +1,10 @@
 //! The host space: tensors and caches in main memory.
 
-use kvpool::{HostKv, HostTensor, HostTensorMut, KvShape};
+use kvpool::{HostKv, HostTensor, HostTensorMut, KvShape, Slot};
 
+use crate::error::RunError;
 use crate::lse::Lse;
-use crate::space::{CacheFacts, Space, TensorFacts};
+use crate::space::{CacheFacts, Kv, Space, TensorFacts};
 
 /// Main memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,6 +15,21 @@ pub enum Host {}
 pub struct HostDevice {
     /// Worker threads; `None`: as many as the process may use. Results do not depend on it.
     pub num_threads: Option<usize>,
+}
+
+impl Kv<'_, Host> {
+    /// Writes the new rows of a call to `slots`, one for each row; nothing where the call only attends.
+    ///
+    /// # Errors
+    /// [`RunError::Append`]; nothing was written.
+    pub fn append(&mut self, slots: &[Slot], layer: usize) -> Result<(), RunError> {
+        match self {
+            Kv::Attend { .. } => Ok(()),
+            Kv::Append { cache, k, v } => {
+                cache.append(slots, k, v.as_ref()).map_err(|source| RunError::Append { layer, source })
+            }
+        }
+    }
 }
 
 impl Space for Host {

@@ -41,7 +41,9 @@ pub use hybrid::HybridBackend;
 pub use layer::{HeadShape, Layer, LayerError, LayerParams};
 pub use lse::{Lse, StateShapeError, merge_state, merge_states};
 pub use model::{ModelSpec, ModelSpecError, PlanGroup};
-pub use registry::{Alias, BackendEntry, BoxedBackend, LayerBackends, Registry, Rejection, SelectError, Selection};
+pub use registry::{
+    Alias, BackendEntry, BoxedBackend, LayerBackends, Registry, Rejection, Role, SelectError, Selection,
+};
 pub use router::LayerRouter;
 pub use space::{CacheFacts, Io, Kv, Side, Space, TensorFacts};
 pub use steps::{Prepared, Steps};

@@ -19,6 +19,17 @@ use crate::space::Space;
 /// A backend of a space, whichever it is.
 pub type BoxedBackend<S> = Box<dyn AttentionBackend<S>>;
 
+/// When a backend is chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// By `auto` and by name.
+    Auto,
+    /// By name alone.
+    ByName,
+    /// By name, and by whoever wants every layer compared with float64: the oracle of what it can run.
+    Oracle,
+}
+
 /// One backend that can be chosen.
 #[derive(Clone, Copy, Debug)]
 pub struct BackendEntry<S: Space> {
@@ -26,8 +37,8 @@ pub struct BackendEntry<S: Space> {
     pub name: &'static str,
     /// One line for tables.
     pub summary: &'static str,
-    /// Whether `auto` may choose it. The oracle, say, is chosen by name alone.
-    pub auto: bool,
+    /// When it is chosen.
+    pub role: Role,
     /// What it can do on this device.
     ///
     /// The error says what this machine lacks and what to do.
@@ -334,7 +345,7 @@ impl<S: Space> Registry<S> {
     }
 
     fn select_auto(&self, model: &ModelSpec, device: &S::Device) -> Result<Vec<&'static str>, SelectError> {
-        let entries: Vec<_> = self.entries.iter().filter(|entry| entry.auto).collect();
+        let entries: Vec<_> = self.entries.iter().filter(|entry| entry.role == Role::Auto).collect();
         if let Some(entry) = entries.iter().find(|entry| check(entry, model, device).is_ok()) {
             return Ok(vec![entry.name; model.layers().len()]);
         }
@@ -349,7 +360,7 @@ impl<S: Space> Registry<S> {
             .map(|entry| {
                 let reasons = match check(entry, model, device) {
                     Err(reasons) => reasons,
-                    Ok(()) if entry.auto => vec![format!("{} comes first", chosen.join(", "))],
+                    Ok(()) if entry.role == Role::Auto => vec![format!("{} comes first", chosen.join(", "))],
                     Ok(()) => vec!["chosen only by name".to_owned()],
                 };
                 Rejection { name: entry.name, reasons }

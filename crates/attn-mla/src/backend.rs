@@ -5,8 +5,8 @@ use std::sync::Arc;
 use attn_metadata::plan::PlanReport;
 use attn_metadata::{
     AttentionBackend, BackendConfig, BackendEntry, Batch, BatchLimits, BoxedBackend, Bucket, Capabilities,
-    CaptureError, CaptureLimits, CreateError, Host, HostDevice, Io, Kv, Lse, ModelSpec, PLAIN, PoolShape, PrepareError,
-    Prepared, Reason, RunError, Steps, check_batch, check_io,
+    CaptureError, CaptureLimits, CreateError, Host, HostDevice, Io, Lse, ModelSpec, PLAIN, PoolShape, PrepareError,
+    Prepared, Reason, Role, RunError, Steps, check_batch, check_io,
 };
 use attn_reference::cpu::{self, CpuBackend, Isa};
 use kvpool::{HostKv, HostTensor, HostTensorMut};
@@ -27,7 +27,7 @@ pub const fn entry() -> BackendEntry<Host> {
     BackendEntry {
         name: NAME,
         summary: "latent attention on the CPU: absorbed decode, expanded prefill",
-        auto: true,
+        role: Role::Auto,
         capabilities: available,
         create,
     }
@@ -244,13 +244,8 @@ impl AttentionBackend<Host> for MlaBackend {
                 return plain.forward(live.plain.as_ref().expect("plain layers are planned"), *index, io);
             }
         };
-        if let Kv::Append { cache, k, .. } = &mut io.kv {
-            cache.append(&live.step.slots, k, None).map_err(|source| RunError::Append { layer, source })?;
-        }
-        let cache = match &io.kv {
-            Kv::Attend { cache } => cache,
-            Kv::Append { cache, .. } => &**cache,
-        };
+        io.kv.append(&live.step.slots, layer)?;
+        let cache = io.kv.cache();
         let absorbed = absorbed.as_mut().expect("there are latent layers");
         if *planned != live.number {
             let failed = |error| RunError::Environment { backend: NAME, layer, source: Box::new(error) };

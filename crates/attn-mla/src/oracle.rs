@@ -2,7 +2,7 @@
 //! It shares no code with the fast backend: keys and values of every head are made row by row and go through the plain
 //! oracle's formulas.
 
-use attn_metadata::{BackendEntry, Batch, Capabilities, Host, Layer, PLAIN, Request};
+use attn_metadata::{BackendEntry, Batch, Capabilities, Host, Layer, PLAIN, Request, Role};
 use attn_reference::oracle::{self, OracleBackend, OracleOutput};
 use kvpool::{HostKv, HostTensor};
 
@@ -17,7 +17,7 @@ pub fn entry() -> BackendEntry<Host> {
     BackendEntry {
         name: NAME,
         summary: "latent attention in float64, expanded; slow, for checking",
-        auto: false,
+        role: Role::Oracle,
         capabilities: |_| Ok(capabilities()),
         create: |config| Ok(Box::new(OracleBackend::with_attend(config, NAME, capabilities(), attend))),
     }

@@ -3,7 +3,7 @@
 //! The order is the preference of `auto`. A new backend is a row here and a line in `Cargo.toml`; nothing else of this
 //! crate names a backend.
 
-use attn_metadata::{BackendConfig, BackendEntry, BoxedBackend, Host, Registry, SelectError, Selection};
+use attn_metadata::{BackendConfig, BackendEntry, BoxedBackend, Host, Registry, Role, SelectError, Selection};
 
 use crate::aliases;
 
@@ -53,7 +53,8 @@ pub fn create_backend(
 /// [`SelectError`] where a layer's family has no oracle in this build.
 pub fn create_oracle(config: &BackendConfig<Host>) -> Result<BoxedBackend<Host>, SelectError> {
     let registry = host_registry();
-    let names: Vec<_> = registry.entries().iter().filter(|entry| !entry.auto).map(|entry| entry.name).collect();
+    let names: Vec<_> =
+        registry.entries().iter().filter(|entry| entry.role == Role::Oracle).map(|entry| entry.name).collect();
     registry.create(&names.join("+"), config).map(|(backend, _)| backend)
 }
 
@@ -77,6 +78,6 @@ mod tests {
     fn auto_prefers_the_cpu_backend_and_never_takes_the_oracle() {
         let entries = host_registry().entries().to_vec();
         assert_eq!(entries[0].name, "cpu");
-        assert!(entries.iter().any(|entry| entry.name == "oracle" && !entry.auto));
+        assert!(entries.iter().any(|entry| entry.name == "oracle" && entry.role == Role::Oracle));
     }
 }

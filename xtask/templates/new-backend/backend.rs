@@ -3,7 +3,7 @@
 use attn_metadata::plan::PlanReport;
 use attn_metadata::{
     AttentionBackend, BackendConfig, BackendEntry, Batch, BoxedBackend, Bucket, Capabilities, CaptureError,
-    CaptureLimits, CreateError, Host, HostDevice, Io, ModelSpec, PrepareError, Prepared, Reason, RunError,
+    CaptureLimits, CreateError, Host, HostDevice, Io, ModelSpec, PrepareError, Prepared, Reason, Role, RunError,
 };
 use attn_reference::cpu;
 use attn_reference::cpu::CpuBackend;
@@ -18,7 +18,7 @@ pub const fn entry() -> BackendEntry<Host> {
         name: NAME,
         summary: "delegates to the CPU backend",
         // Chosen by name alone until it is better than what `auto` takes now.
-        auto: false,
+        role: Role::ByName,
         capabilities: available,
         create,
     }

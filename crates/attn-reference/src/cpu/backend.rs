@@ -5,8 +5,8 @@ use std::sync::Arc;
 use attn_metadata::plan::{Chunking, Plan, PlanConfig, PlanReport};
 use attn_metadata::{
     AttentionBackend, BackendConfig, BackendEntry, Batch, BatchLimits, Bucket, Capabilities, CaptureError,
-    CaptureLimits, CreateError, DimRule, FeatureSet, Host, HostDevice, Io, Kv, ModelSpec, PLAIN, PlanGroup, PoolShape,
-    PrepareError, Prepared, Reason, RunError, SizeRule, Steps, SubBatch, check_batch, check_io,
+    CaptureLimits, CreateError, DimRule, FeatureSet, Host, HostDevice, Io, ModelSpec, PLAIN, PlanGroup, PoolShape,
+    PrepareError, Prepared, Reason, Role, RunError, SizeRule, Steps, SubBatch, check_batch, check_io,
 };
 use kvpool::{Dtype, KvDtype, Slot};
 use rayon::{ThreadPool, ThreadPoolBuilder};
@@ -33,7 +33,7 @@ pub const fn entry() -> BackendEntry<Host> {
     BackendEntry {
         name: NAME,
         summary: "blocked online softmax on AVX-512, AVX2 or portable vectors",
-        auto: true,
+        role: Role::Auto,
         capabilities: available,
         create,
     }
@@ -248,9 +248,7 @@ impl AttentionBackend<Host> for CpuBackend {
     fn forward(&mut self, step: &Prepared, layer: usize, mut io: Io<'_, Host>) -> Result<(), RunError> {
         let planned = self.steps.get(step)?;
         check_io(&self.model, step, layer, &io)?;
-        if let Kv::Append { cache, k, v } = &mut io.kv {
-            cache.append(&planned.slots, k, v.as_ref()).map_err(|source| RunError::Append { layer, source })?;
-        }
+        io.kv.append(&planned.slots, layer)?;
         let group = self.model.group_of(layer).expect("the layer was checked");
         let output = Output::new(&mut io.out, io.lse);
         if planned.batch.writes_padding() {
@@ -263,10 +261,7 @@ impl AttentionBackend<Host> for CpuBackend {
             schedule: &planned.schedules[group],
             layer: &self.model.layers()[layer],
             q: io.q,
-            cache: match &io.kv {
-                Kv::Attend { cache } => cache,
-                Kv::Append { cache, .. } => cache,
-            },
+            cache: io.kv.cache(),
             output,
         };
         let (workers, partials) = (&mut self.workers, &mut self.partials);

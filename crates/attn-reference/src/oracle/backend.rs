@@ -7,8 +7,8 @@ use std::sync::Arc;
 use attn_metadata::plan::{Chunking, Plan, PlanConfig, PlanReport};
 use attn_metadata::{
     AttentionBackend, BackendConfig, BackendEntry, Batch, BatchLimits, Bucket, Capabilities, CaptureError,
-    CaptureLimits, DimRule, FeatureSet, Host, Io, Kv, Layer, Lse, ModelSpec, PLAIN, PoolShape, PrepareError, Prepared,
-    RunError, SizeRule, Steps, SubBatch, check_batch, check_io,
+    CaptureLimits, DimRule, FeatureSet, Host, Io, Layer, Lse, ModelSpec, PLAIN, PoolShape, PrepareError, Prepared,
+    Role, RunError, SizeRule, Steps, SubBatch, check_batch, check_io,
 };
 use kvpool::{Dtype, HostKv, HostTensor, HostTensorMut, KvDtype, Slot};
 
@@ -22,7 +22,7 @@ pub fn entry() -> BackendEntry<Host> {
     BackendEntry {
         name: NAME,
         summary: "float64 from the formulas; slow, for checking",
-        auto: false,
+        role: Role::Oracle,
         capabilities: |_| Ok(capabilities()),
         create: |config| Ok(Box::new(OracleBackend::new(config))),
     }
@@ -110,15 +110,9 @@ impl AttentionBackend<Host> for OracleBackend {
         let batch = self.steps.get(step)?;
         check_io(&self.model, step, layer, &io)?;
         let spec = &self.model.layers()[layer];
-        let Io { q, kv, out, lse, .. } = io;
-        let output = match kv {
-            Kv::Attend { cache } => (self.attend)(batch, spec, &q, cache),
-            Kv::Append { cache, k, v } => {
-                let slots = padded_slots(batch, k.rows());
-                cache.append(&slots, &k, v.as_ref()).map_err(|source| RunError::Append { layer, source })?;
-                (self.attend)(batch, spec, &q, cache)
-            }
-        };
+        let Io { q, mut kv, out, lse, .. } = io;
+        kv.append(&padded_slots(batch, q.rows()), layer)?;
+        let output = (self.attend)(batch, spec, &q, kv.cache());
         write(batch, &output, out, lse);
         Ok(())
     }

@@ -10,7 +10,8 @@ use attn_metadata::plan::PlanReport;
 use attn_metadata::{
     AttentionBackend, BackendConfig, BackendEntry, Batch, BatchLimits, BoxedBackend, Bucket, Capabilities,
     CaptureError, CaptureLimits, CreateError, DimRule, Feature, HeadShape, Host, Io, Kv, Layer, LayerParams, Lse,
-    ModelSpec, PoolShape, PrepareError, Prepared, RunError, Side, SizeRule, Steps, SubBatch, check_batch, check_io,
+    ModelSpec, PoolShape, PrepareError, Prepared, Role, RunError, Side, SizeRule, Steps, SubBatch, check_batch,
+    check_io,
 };
 use attn_reference::cpu::tiles::Workers;
 use attn_reference::cpu::{CpuBackend, Isa, entry as dense_entry};
@@ -59,7 +60,7 @@ pub const fn entry() -> BackendEntry<Host> {
     BackendEntry {
         name: Form::Blocks.name(),
         summary: "block-sparse: scores blocks of keys, attends to the best of them",
-        auto: true,
+        role: Role::Auto,
         capabilities: |_| Ok(capabilities()),
         create: |config| Ok(Box::new(SparseBackend::new(config)?)),
     }
@@ -71,7 +72,7 @@ pub const fn page_table_entry() -> BackendEntry<Host> {
     BackendEntry {
         name: Form::PageTable.name(),
         summary: "block-sparse through the dense CPU backend, one KV head",
-        auto: false,
+        role: Role::ByName,
         capabilities: |_| Ok(capabilities()),
         create: |config| Ok(Box::new(SparseBackend::with_page_table(config)?)),
     }

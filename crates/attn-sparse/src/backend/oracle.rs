@@ -7,7 +7,7 @@ use attn_metadata::plan::PlanReport;
 use attn_metadata::{
     AttentionBackend, BackendConfig, BackendEntry, Batch, BatchLimits, Bucket, Capabilities, CaptureError,
     CaptureLimits, CreateError, DimRule, Feature, Host, Io, Lse, ModelSpec, PoolShape, PrepareError, Prepared, Request,
-    RunError, Side, SizeRule, Steps, check_batch, check_io,
+    Role, RunError, Side, SizeRule, Steps, check_batch, check_io,
 };
 use kvpool::{Dtype, HostKv, HostTensor, HostTensorMut, KvDtype, Slot, Values};
 use thiserror::Error;
@@ -27,7 +27,7 @@ pub const fn entry() -> BackendEntry<Host> {
     BackendEntry {
         name: NAME,
         summary: "block-sparse in float64 from the formulas; slow, for checking",
-        auto: false,
+        role: Role::Oracle,
         capabilities: |_| Ok(capabilities()),
         create: |config| Ok(Box::new(OracleBackend::new(config)?)),
     }

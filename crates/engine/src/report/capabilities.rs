@@ -1,6 +1,6 @@
 //! What each backend can do on this machine, as rows and as a table.
 
-use attn_metadata::{Capabilities, Feature, Host, HostDevice, Registry};
+use attn_metadata::{Capabilities, Feature, Host, HostDevice, Registry, Role};
 use serde::Serialize;
 
 use super::table::Table;
@@ -71,7 +71,7 @@ pub fn capability_rows(registry: &Registry<Host>, device: &HostDevice) -> Vec<Ba
         BackendRow {
             name: entry.name,
             summary: entry.summary,
-            auto: entry.auto,
+            auto: entry.role == Role::Auto,
             unavailable: found.as_ref().err().map(ToString::to_string),
             capabilities: found.as_ref().ok().map(CapabilityRow::of),
         }
