@@ -2,13 +2,15 @@
 
 use std::fmt;
 
+use serde::Serialize;
+
 use crate::harness::Stop;
 
 /// Failures that a check keeps; further ones are counted.
 const KEPT: usize = 3;
 
 /// The outcome of one check over its cases.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct CheckReport {
     /// The check's name.
     pub name: &'static str,
@@ -53,7 +55,7 @@ impl CheckReport {
 }
 
 /// The outcome of a run of the suite.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
 pub struct Report {
     /// The backend, as it names itself.
     pub backend: String,

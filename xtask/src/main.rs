@@ -8,6 +8,7 @@ mod attn;
 mod backend_name;
 mod check;
 mod demo;
+mod gpu_bundle;
 mod kernels;
 mod model;
 mod mutate;
@@ -37,6 +38,8 @@ enum Task {
     Check(check::Args),
     /// Compile the CUDA kernels into the images that attn-cuda ships, or compare with them
     Kernels(kernels::Args),
+    /// Collect what a machine with a GPU and a driver alone needs to run the GPU tests and measurements
+    GpuBundle(gpu_bundle::Args),
     /// The mixed batch on every backend here, then text from a small real model
     Demo(demo::Args),
     /// Print the path of a small model, fetching it where it is missing
@@ -70,6 +73,7 @@ fn run(task: &Task) -> anyhow::Result<bool> {
     match task {
         Task::Check(args) => check::run(&workspace, args),
         Task::Kernels(args) => kernels::run(&workspace, args),
+        Task::GpuBundle(args) => gpu_bundle::run(&workspace, args),
         Task::Demo(args) => demo::run(&workspace, args),
         Task::Model { name } => {
             let model = if name == model::GEMMA3.name { &model::GEMMA3 } else { &model::SMOLLM2 };

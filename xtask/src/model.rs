@@ -34,6 +34,13 @@ pub(crate) struct Model {
     parts: &'static [Part],
 }
 
+impl Model {
+    /// SHA-256 of its file, in hexadecimal.
+    pub(crate) fn sha256(&self) -> &'static str {
+        self.sha256
+    }
+}
+
 /// A Llama-family model of 135 million parameters, tuned for chat.
 pub(crate) const SMOLLM2: Model = Model {
     name: "smollm2",

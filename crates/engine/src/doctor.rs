@@ -122,7 +122,8 @@ impl Findings {
             bytes => format!("{:.1} GiB", f64::from(u32::try_from(bytes >> 20).unwrap_or(u32::MAX)) / 1024.0),
         };
         let mut push = |what: &str, found: String| table.push(vec![what.to_owned(), found]);
-        push("attn", format!("{} ({} build)", self.version, self.build));
+        let commit = commit().map_or(String::new(), |commit| format!(", commit {commit}"));
+        push("attn", format!("{} ({} build{commit})", self.version, self.build));
         push("system", self.os.clone());
         push("processor", self.cpu.clone());
         push("instruction set", self.isa.to_owned());
@@ -181,6 +182,12 @@ fn nvidia() -> (String, Vec<GpuFinding>) {
 #[must_use]
 pub const fn build_profile() -> &'static str {
     if cfg!(debug_assertions) { "debug" } else { "release" }
+}
+
+/// The commit that the build was told of, as `cargo xtask gpu-bundle` does.
+#[must_use]
+pub const fn commit() -> Option<&'static str> {
+    option_env!("ATTN_COMMIT")
 }
 
 /// Memory that is free now; without a limit where the system does not say.

@@ -1,0 +1,159 @@
+#!/usr/bin/env bash
+# Runs the suite, a sanitizer sample and the measurements of this bundle. Needs an NVIDIA driver and bash, no toolkit.
+set -u
+
+usage() {
+  cat <<'TEXT'
+usage: ./run.sh suite|sanitizer|bench|model|all [options]
+
+  suite      every test binary of attn-cuda, all at once
+  sanitizer  a sample over every kernel under compute-sanitizer: memcheck, racecheck, synccheck, initcheck
+  bench      attn bench on bench/workloads.json, charts included
+  model      a real model's greedy tokens and logits with attention on the GPU (bundles made with --with-model)
+  all        suite, sanitizer, bench, and model where there is one
+
+  --out DIR        where logs and JSON go (default: results)
+  --limit SECONDS  most that one step may take (default: 540)
+  --filter TEXT    suite and sanitizer: only tests with this in their name; bench: only such workloads
+  --peer-json FILE bench: results of peers, compared with ours
+  --ceilings FILE  bench: a result file whose ceilings are taken, where ours lack one
+
+DIR/summary.json lists every step with its exit code and seconds; the exit code is 1 where one failed.
+TEXT
+}
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+task=${1:-}
+case $task in
+  suite | sanitizer | bench | model | all) shift ;;
+  -h | --help) usage && exit 0 ;;
+  *) usage >&2 && exit 2 ;;
+esac
+out=results limit=540 filter= peers= ceilings=
+while [ $# -gt 0 ]; do
+  if [ $# -lt 2 ]; then echo "run.sh: $1 needs a value" >&2 && exit 2; fi
+  case $1 in
+    --out) out=$2 ;;
+    --limit) limit=$2 ;;
+    --filter) filter=$2 ;;
+    --peer-json) peers=$2 ;;
+    --ceilings) ceilings=$2 ;;
+    *) echo "run.sh: unknown option $1" >&2 && exit 2 ;;
+  esac
+  shift 2
+done
+mkdir -p "$out" || exit 2
+out=$(cd "$out" && pwd)
+rows=$out/steps.jsonl
+: >"$rows"
+
+# step NAME COMMAND...: runs it with a limit, its output in NAME.log; one row of the summary.
+step() {
+  local name=$1 begin=$SECONDS code
+  shift
+  timeout "$limit" "$@" >"$out/$name.log" 2>&1
+  code=$?
+  local seconds=$((SECONDS - begin)) word=ok
+  case $code in
+    0) ;;
+    124) word="FAILED (more than $limit s)" ;;
+    *) word="FAILED ($code)" ;;
+  esac
+  printf '{"step": "%s", "exit_code": %d, "seconds": %d}\n' "$name" "$code" "$seconds" >>"$rows"
+  echo "$name: $word, $seconds s"
+  if [ $code -ne 0 ]; then tail -n 15 "$out/$name.log" | sed 's/^/    /'; fi
+  return $code
+}
+
+# skip NAME WHY: a row for what could not be run here.
+skip() {
+  printf '{"step": "%s", "skipped": "%s"}\n' "$1" "$2" >>"$rows"
+  echo "$1: skipped, $2"
+}
+
+run_suite() {
+  export ATTN_REQUIRE_GPU=1 ATTN_REPORT_DIR=$out
+  local binary
+  for binary in "$here"/tests/*; do
+    step "suite-$(basename "$binary")" "$binary" --nocapture ${filter:+"$filter"} &
+  done
+  wait
+}
+
+find_sanitizer() {
+  command -v compute-sanitizer && return
+  local path
+  for path in /usr/local/cuda*/bin/compute-sanitizer /usr/local/cuda*/compute-sanitizer/compute-sanitizer; do
+    if [ -x "$path" ]; then echo "$path" && return; fi
+  done
+  return 1
+}
+
+run_sanitizer() {
+  local sanitizer tool
+  if ! sanitizer=$(find_sanitizer); then
+    skip sanitizer "no compute-sanitizer on PATH or under /usr/local/cuda*"
+    return
+  fi
+  export ATTN_REQUIRE_GPU=1
+  for tool in memcheck racecheck synccheck initcheck; do
+    step "sanitizer-$tool" "$sanitizer" --tool "$tool" --error-exitcode 99 \
+      "$here/tests/gpu" "${filter:-every_kernel::}" --nocapture --test-threads 1
+  done
+}
+
+run_bench() {
+  step bench "$here/bin/attn" bench --attention-backend cuda --workloads "$here/bench/workloads.json" \
+    --json "$out/bench.json" ${filter:+--filter "$filter"}
+  if [ -s "$out/bench.json" ]; then
+    step plot "$here/bin/attn" bench --plot "$out/bench.json" --out "$out/bench.svg"
+  fi
+}
+
+# The model travels in parts: they are joined once, and the hash is checked.
+join_model() {
+  local name
+  name=$(cat "$here/model/name") || return 1
+  if [ ! -s "$here/model/$name" ]; then cat "$here/model/$name".part* >"$here/model/$name" || return 1; fi
+  (cd "$here/model" && sha256sum --quiet --check sha256) || return 1
+  echo "$here/model/$name"
+}
+
+run_model() {
+  local model backend
+  if [ ! -e "$here/model/name" ]; then
+    skip model "the bundle was made without --with-model"
+    return
+  fi
+  if ! model=$(join_model); then
+    skip model "its parts are missing or damaged"
+    return
+  fi
+  for backend in cuda cuda,cpu cpu,cuda; do
+    step "model-${backend/,/-}" "$here/bin/attn" generate --model "$model" --cases "$here/model/cases.json" \
+      --attention-backend "$backend"
+  done
+}
+
+step doctor "$here/bin/attn" doctor
+case $task in
+  suite) run_suite ;;
+  sanitizer) run_sanitizer ;;
+  bench) run_bench ;;
+  model) run_model ;;
+  all)
+    run_suite
+    run_sanitizer
+    run_bench
+    if [ -e "$here/model/name" ]; then run_model; fi
+    ;;
+esac
+
+gpu=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null | head -n 1)
+{
+  printf '{"task": "%s", "gpu_and_driver": "%s", "bundle": ' "$task" "$gpu"
+  cat "$here/bundle.json"
+  printf ', "steps": [\n%s\n]}\n' "$(sed '$!s/$/,/' "$rows")"
+} >"$out/summary.json"
+rm -f "$rows"
+if grep -q '"exit_code": [^0]' "$out/summary.json"; then exit 1; fi
