@@ -7,14 +7,14 @@ use attn_metadata::plan::{Plan, PlanReport};
 use attn_metadata::{
     AttentionBackend, BackendConfig, BackendEntry, Batch, BatchLimits, Bucket, Capabilities, CaptureError,
     CaptureLimits, CreateError, DimRule, Io, Kv, ModelSpec, PLAIN, PoolShape, PrepareError, Prepared, Reason, Role,
-    RunError, SizeRule, Steps, SubBatch, check_batch, check_io,
+    RunError, SizeRule, Steps, SubBatch, check_batch, check_io, check_store,
 };
 use kvpool::{Dtype, KvDtype};
 
 use crate::device::{Device, DeviceBuffer, DeviceError, Staging};
 use crate::entry::{self, HEAD_DIM_UNIT, Limits, MAX_HEAD_DIM, kernels_of, kv_dtypes_for};
 use crate::kernel_set::{KernelSet, LayerConstants};
-use crate::launches::{LayerCall, NewKv};
+use crate::launches::LayerCall;
 use crate::policy::GroupPolicy;
 use crate::space::{Cuda, CudaDevice};
 use crate::step::{CudaStep, Grids, WorkspaceView};
@@ -231,6 +231,39 @@ impl CudaBackend {
         Ok(())
     }
 
+    /// Writes new KV to the step's slots and attends to nothing: the first half of
+    /// [`forward`](AttentionBackend::forward), for programs that attend elsewhere or later.
+    ///
+    /// # Errors
+    /// [`RunError`], as `forward`.
+    pub fn store(&self, step: &Prepared, layer: usize, kv: &Kv<'_, Cuda>) -> Result<(), RunError> {
+        self.steps.get(step)?;
+        check_store(&self.model, step, layer, kv)?;
+        self.call(step, layer, kv)?.store_new(kv).map_err(self.environment(layer))
+    }
+
+    /// What the launches of a layer need; its tensors were checked, but for their alignment.
+    fn call<'a>(&'a self, step: &Prepared, layer: usize, kv: &'a Kv<'_, Cuda>) -> Result<LayerCall<'a>, RunError> {
+        let failed = self.environment(layer);
+        kv.cache().require_aligned().map_err(&failed)?;
+        if let Kv::Append { k, v, .. } = kv {
+            k.require_aligned("k").map_err(&failed)?;
+            v.as_ref().map_or(Ok(()), |v| v.require_aligned("v")).map_err(&failed)?;
+        }
+        let check = if self.device.is_checked { self.device.device.trap_address() } else { Ok(0) };
+        Ok(LayerCall {
+            device: &self.device.device,
+            kernels: &self.kernels,
+            model: &self.model,
+            layer: &self.model.layers()[layer],
+            constants: &self.layers[layer],
+            step: self.steps.get(step)?,
+            group: self.model.group_of(layer).expect("the layer was checked"),
+            cache: kv.cache(),
+            check: check.map_err(&failed)?,
+        })
+    }
+
     fn environment(&self, layer: usize) -> impl Fn(DeviceError) -> RunError + use<> {
         let backend = self.name;
         move |source| RunError::Environment { backend, layer, source: Box::new(source) }
@@ -298,32 +331,14 @@ impl AttentionBackend<Cuda> for CudaBackend {
     }
 
     fn forward(&mut self, step: &Prepared, layer: usize, io: Io<'_, Cuda>) -> Result<(), RunError> {
-        let planned = self.steps.get(step)?;
+        self.steps.get(step)?;
         check_io(&self.model, step, layer, &io)?;
         let failed = self.environment(layer);
         let Io { q, kv, out, lse, .. } = io;
         q.require_aligned("q").map_err(&failed)?;
         out.require_aligned("out").map_err(&failed)?;
-        kv.cache().require_aligned().map_err(&failed)?;
-        if let Kv::Append { k, v, .. } = &kv {
-            k.require_aligned("k").map_err(&failed)?;
-            v.as_ref().map_or(Ok(()), |v| v.require_aligned("v")).map_err(&failed)?;
-        }
-        let check = if self.device.is_checked { self.device.device.trap_address() } else { Ok(0) };
-        let call = LayerCall {
-            device: &self.device.device,
-            kernels: &self.kernels,
-            model: &self.model,
-            layer: &self.model.layers()[layer],
-            constants: &self.layers[layer],
-            step: planned,
-            group: self.model.group_of(layer).expect("the layer was checked"),
-            cache: kv.cache(),
-            check: check.map_err(&failed)?,
-        };
-        if let Kv::Append { k, v, .. } = &kv {
-            call.store(&NewKv { k: *k, v: v.unwrap_or(*k) }).map_err(&failed)?;
-        }
+        let call = self.call(step, layer, &kv)?;
+        call.store_new(&kv).map_err(&failed)?;
         call.attend(q, &out, lse.as_ref()).map_err(&failed)
     }
 

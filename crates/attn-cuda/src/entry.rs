@@ -174,6 +174,13 @@ pub(crate) fn kernels_of(
     }
 }
 
+/// The kernel that merges callers' states of a dtype.
+pub(crate) fn merge_states_entry(dtype: Dtype) -> &'static Entry {
+    let q = Element::of(dtype);
+    let of_dtype = |entry: &&Entry| entry.module.name == "merge_states" && entry.q == q;
+    ENTRIES.iter().find(of_dtype).expect("states of every dtype have their kernel, which a test checks")
+}
+
 /// Dtypes of KV that there are kernels for, with this dtype of q.
 pub(crate) fn kv_dtypes_for(dtype: Dtype) -> Vec<KvDtype> {
     let q = Element::of(dtype);
@@ -255,6 +262,13 @@ mod tests {
                     assert!(image.unpack().is_ok_and(|bytes| !bytes.is_empty()), "{image:?}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn states_of_every_dtype_can_be_merged() {
+        for dtype in Dtype::ALL {
+            assert_eq!(merge_states_entry(dtype).q, Element::of(dtype));
         }
     }
 

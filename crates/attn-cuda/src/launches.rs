@@ -6,12 +6,13 @@
 
 use std::sync::Arc;
 
-use attn_metadata::{Layer, ModelSpec};
+use attn_metadata::{Kv, Layer, ModelSpec};
 
 use crate::device::{CudaKv, CudaLseMut, CudaTensor, CudaTensorMut, Device, DeviceError, Kernel, LaunchShape};
 use crate::entry::Entry;
 use crate::kernel_set::{KernelSet, LayerConstants};
-use crate::params::{AttnParams, StoreKvParams, page_division};
+use crate::params::{AttnParams, MergeStatesParams, StoreKvParams, page_division};
+use crate::space::Cuda;
 use crate::step::CudaStep;
 
 /// Thread blocks a multiprocessor for kernels that stream over rows.
@@ -32,14 +33,22 @@ pub(crate) struct LayerCall<'a> {
 }
 
 /// New KV. Where values are the first columns of the keys, `v` is `k`: their columns are then written twice, alike.
-pub(crate) struct NewKv<'a> {
-    pub(crate) k: CudaTensor<'a>,
-    pub(crate) v: CudaTensor<'a>,
+struct NewKv<'a> {
+    k: CudaTensor<'a>,
+    v: CudaTensor<'a>,
 }
 
 impl LayerCall<'_> {
+    /// Writes what a call appends, if it does.
+    pub(crate) fn store_new(&self, kv: &Kv<'_, Cuda>) -> Result<(), DeviceError> {
+        match kv {
+            Kv::Append { k, v, .. } => self.store(&NewKv { k: *k, v: v.unwrap_or(*k) }),
+            Kv::Attend { .. } => Ok(()),
+        }
+    }
+
     /// Writes new KV to the step's slots.
-    pub(crate) fn store(&self, new: &NewKv<'_>) -> Result<(), DeviceError> {
+    fn store(&self, new: &NewKv<'_>) -> Result<(), DeviceError> {
         let entry = self.constants.kernels.store;
         let params = self.store_params(new);
         let num_rows = self.step.num_rows;
@@ -180,6 +189,17 @@ impl LayerCall<'_> {
             ..StoreKvParams::default()
         }
     }
+}
+
+/// Merges partial states. Shapes, dtypes, packing and alignment were checked by the caller, whose borrows keep the
+/// memory until the launch was given to the stream, in whose order it is freed.
+pub(crate) fn launch_merge(
+    kernel: &Kernel<MergeStatesParams>,
+    shape: &LaunchShape,
+    params: &MergeStatesParams,
+) -> Result<(), DeviceError> {
+    // SAFETY: see above: every address is that of a checked view of as many elements as the kernel reads or writes.
+    unsafe { kernel.launch(shape, params) }
 }
 
 /// A stride: views lie in memory, so it fits.

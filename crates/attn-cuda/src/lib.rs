@@ -19,6 +19,7 @@ mod backend;
 mod entry;
 mod images;
 mod kernel_set;
+mod merge_states;
 mod mirror;
 mod on_host;
 mod policy;
@@ -30,5 +31,6 @@ pub use cudarc;
 
 pub use backend::{CudaBackend, entry, plain_entry};
 pub use entry::image_choices;
+pub use merge_states::{MergeError, StateMerge, States, StatesMut};
 pub use on_host::{CudaOnHost, host_entry, host_plain_entry};
 pub use space::{Cuda, CudaDevice};

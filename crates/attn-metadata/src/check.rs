@@ -28,6 +28,16 @@ pub fn check_io<S: Space>(model: &ModelSpec, step: &Prepared, layer: usize, io: 
     }
 }
 
+/// Checks the tensors of a call that writes new KV and attends to nothing: as [`check_io`], of the main branch.
+///
+/// # Errors
+/// [`RunError`] for the first thing that does not fit.
+pub fn check_store<S: Space>(model: &ModelSpec, step: &Prepared, layer: usize, kv: &Kv<'_, S>) -> Result<(), RunError> {
+    let num_layers = model.layers().len();
+    let spec = model.layers().get(layer).ok_or(RunError::NoSuchLayer { got: layer, num_layers })?;
+    Check { model, step, layer }.kv(&MAIN, kv, &Stored { spec: spec.kv(), dtype: model.kv_dtype() })
+}
+
 /// What the tensors of a branch are called in messages.
 struct Names {
     k: &'static str,

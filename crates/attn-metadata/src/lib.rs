@@ -33,7 +33,7 @@ pub use backend::{AttentionBackend, BackendConfig, BatchLimits, check_batch};
 pub use batch::{Batch, BatchError, PackedMask, PoolShape, RawBatch, Request, SubBatch, Violation, mask_bytes};
 pub use capability::{Capabilities, DimRule, Feature, FeatureSet, Reason, Requirements, SizeRule};
 pub use capture::{Bucket, CaptureLimits};
-pub use check::check_io;
+pub use check::{check_io, check_store};
 pub use error::{CaptureError, CreateError, PrepareError, RunError};
 pub use family::{Family, FamilyRef, PLAIN, SideSpec};
 pub use host::{Host, HostDevice};

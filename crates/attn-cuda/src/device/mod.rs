@@ -29,4 +29,4 @@ pub use probe::{Driver, LIBRARY_NAMES, MIN_CUDA_VERSION, MIN_DRIVER_BRANCH, prob
 pub use staging::{Pinned, Staging};
 pub use tensor_map::{TensorMap, TensorMapSpec};
 pub use trap::{TrapRecord, TrapReport};
-pub use view::{CudaKv, CudaKvError, CudaLseMut, CudaTensor, CudaTensorMut};
+pub use view::{CudaKv, CudaKvError, CudaLse, CudaLseMut, CudaTensor, CudaTensorMut};

@@ -244,6 +244,55 @@ impl<'a> CudaLseMut<'a> {
     }
 }
 
+/// An LSE to read: f32 `[rows, num_qo_heads]`, natural logarithm.
+#[derive(Clone, Copy, Debug)]
+pub struct CudaLse<'a> {
+    address: u64,
+    len: usize,
+    memory: PhantomData<&'a DeviceBuffer>,
+}
+
+impl<'a> CudaLse<'a> {
+    /// `len` values that begin `at` bytes into a buffer.
+    ///
+    /// # Errors
+    /// [`ShapeError::OutOfBounds`].
+    pub fn new(buffer: &'a DeviceBuffer, at: usize, len: usize) -> Result<Self, ShapeError> {
+        let there = buffer.len().saturating_sub(at) / size_of::<f32>();
+        if len > there {
+            return Err(ShapeError::OutOfBounds { what: "lse", len: there, needed: len });
+        }
+        Ok(Self { address: buffer.address() + at as u64, len, memory: PhantomData })
+    }
+
+    /// Values in memory that another library owns.
+    ///
+    /// # Safety
+    /// As [`CudaTensor::from_raw`].
+    #[must_use]
+    pub const unsafe fn from_raw(address: u64, len: usize) -> Self {
+        Self { address, len, memory: PhantomData }
+    }
+
+    /// Where it begins.
+    #[must_use]
+    pub const fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Values.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there is no value.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
 /// One layer's KV pages on a device: one buffer, two planes, offsets by the layout types of `kvpool`.
 #[derive(Debug)]
 pub struct CudaKv {
