@@ -8,7 +8,7 @@ usage: ./run.sh suite|sanitizer|bench|model|all [options]
 
   suite      every test binary of attn-cuda, all at once
   sanitizer  a sample over every kernel under compute-sanitizer: memcheck, racecheck, synccheck, initcheck
-  bench      attn bench on bench/workloads.json, charts included
+  bench      attn bench on the workloads of bench/, charts included
   model      a real model's greedy tokens and logits with attention on the GPU (bundles made with --with-model)
   all        suite, sanitizer, bench, and model where there is one
 
@@ -104,7 +104,8 @@ run_sanitizer() {
 
 run_bench() {
   step bench "$here/bin/attn" bench --attention-backend cuda --workloads "$here/bench/workloads.json" \
-    --json "$out/bench.json" ${filter:+--filter "$filter"}
+    --workloads "$here/bench/gpu-moves.json" --json "$out/bench.json" ${filter:+--filter "$filter"} \
+    ${peers:+--peer-json "$peers"} ${ceilings:+--ceilings "$ceilings"}
   if [ -s "$out/bench.json" ]; then
     step plot "$here/bin/attn" bench --plot "$out/bench.json" --out "$out/bench.svg"
   fi

@@ -15,21 +15,49 @@ const GEMM_SIZES: [usize; 3] = [512, 768, 1024];
 #[cfg(feature = "model")]
 const GEMM_REPS: usize = 8;
 
-/// Best rates of the machine, on as many threads as the backend has.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+/// Best rates of the machine: of a processor, on as many threads as the backend has; of a GPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Ceilings {
-    /// Memory reads.
-    pub read_gbs: f64,
-    /// Matrix products in f32; absent in a build without the feature `model`.
+    /// Memory reads; absent where nobody measured them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub read_gbs: Option<f64>,
+    /// Memory reads and writes of a copy, on a GPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub copy_gbs: Option<f64>,
+    /// Matrix products: on a processor in f32, absent in a build without the feature `model`; on a GPU in bf16. Of a
+    /// list the last is taken.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "one_or_last")]
     pub matmul_tflops: Option<f64>,
+}
+
+fn one_or_last<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Rates {
+        One(f64),
+        Many(Vec<f64>),
+    }
+    Ok(match Option::<Rates>::deserialize(deserializer)? {
+        Some(Rates::One(rate)) => Some(rate),
+        Some(Rates::Many(rates)) => rates.last().copied(),
+        None => None,
+    })
 }
 
 impl Ceilings {
     /// Measures both; takes a few seconds and 1 GiB.
     #[must_use]
     pub fn measure(num_threads: usize) -> Self {
-        Self { read_gbs: read_gbs(num_threads, READ_BYTES), matmul_tflops: gemm_gflops(num_threads).map(|g| g / 1e3) }
+        let read_gbs = Some(read_gbs(num_threads, READ_BYTES));
+        Self { read_gbs, copy_gbs: None, matmul_tflops: gemm_gflops(num_threads).map(|g| g / 1e3) }
+    }
+}
+
+impl Ceilings {
+    /// The rate of memory that a roof is drawn with: of reads, or of a copy where reads were not measured.
+    #[must_use]
+    pub fn memory_gbs(&self) -> Option<f64> {
+        self.read_gbs.or(self.copy_gbs)
     }
 }
 
@@ -90,6 +118,13 @@ fn in_pool<T: Send>(num_threads: usize, work: impl FnOnce() -> T + Send) -> T {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_list_of_matrix_rates_gives_its_last() {
+        let ceilings: Ceilings = serde_json::from_str(r#"{"copy_gbs": 4243, "matmul_tflops": [686, 713]}"#).unwrap();
+        assert_eq!(ceilings, Ceilings { read_gbs: None, copy_gbs: Some(4243.0), matmul_tflops: Some(713.0) });
+        assert_eq!(ceilings.memory_gbs(), Some(4243.0));
+    }
 
     #[test]
     fn rates_are_positive_numbers() {

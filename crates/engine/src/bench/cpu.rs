@@ -95,6 +95,9 @@ fn subject(workload: &Workload, options: &CpuOptions) -> Result<Subject, Box<Res
     if workload.kind == "mla" {
         return Err(skip("kind mla: no host backend of this build runs it".to_owned()));
     }
+    if !workload.is_attention() {
+        return Err(skip(format!("kind {}: measured with --attention-backend cuda", workload.kind)));
+    }
     let problem =
         problem_of(workload, 0, doctor::available_memory_bytes()).map_err(|error| skip(error_chain(&error)))?;
     let device = HostDevice { num_threads: Some(options.threads) };

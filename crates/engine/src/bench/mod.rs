@@ -1,4 +1,4 @@
-//! Measurements: workloads from JSON on a host backend, ceilings of the machine, the planner, a peer, and charts.
+//! Measurements: workloads from JSON on a host backend or a GPU, ceilings of the machine, the planner, a peer, and charts.
 //!
 //! Every time comes with a check of the result: a row of figures whose `rel_err` is off says nothing. FLOPs count
 //! visible (query, key) pairs only, bytes count q, out and the visible KV once.
@@ -6,9 +6,10 @@
 mod ceilings;
 mod cpu;
 #[cfg(feature = "cuda")]
-mod cuda;
+mod gpu;
 mod measure;
 mod peer;
+mod peers;
 mod planner;
 mod plot;
 mod problem;
@@ -22,9 +23,10 @@ mod workload;
 pub use ceilings::{Ceilings, gemm_gflops, read_gbs};
 pub use cpu::{BenchError, CpuOptions, compare, cpu_workloads, workloads_named};
 #[cfg(feature = "cuda")]
-pub use cuda::{GpuEnvironment, measure_on_gpu};
+pub use gpu::{GpuEnvironment, GpuOptions, measure_on_gpu};
 pub use measure::{Measured, Reps, Subject, median};
 pub use peer::{PeerError, run_peer};
+pub use peers::add_peers;
 pub use planner::{PlannerRow, measure_planner};
 pub use plot::{PlotError, plot};
 pub use problem::{ProblemError, problem_of};

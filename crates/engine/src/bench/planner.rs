@@ -85,6 +85,7 @@ fn decode_batch(num_requests: usize) -> Result<(Tables, Batch), ProblemError> {
         kv_dtype: "f32".to_owned(),
         q_dtype: Some("f32".to_owned()),
         append: true,
+        states: 2,
     };
     let tables = Tables::new(&workload, pool_of(&workload)?, &mut StdRng::seed_from_u64(1));
     let batch = tables.batch(true)?;

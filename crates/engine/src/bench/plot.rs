@@ -145,12 +145,12 @@ fn draw_roof(
         .y_label_area_size(84)
         .build_cartesian_2d(x.clone().log_scale(), y.clone().log_scale())?;
     chart.configure_mesh().x_desc("FLOP per byte").y_desc("GFLOP/s").label_style(("sans-serif", 15)).draw()?;
-    if let Some(ceilings) = ceilings {
+    if let Some(memory_gbs) = ceilings.and_then(Ceilings::memory_gbs) {
         // Straight lines on these axes: up to the ridge, then flat; no further than the chart where there is no top.
         let highest = top.unwrap_or(y.end);
-        let ridge = (highest / ceilings.read_gbs).clamp(x.start, x.end);
+        let ridge = (highest / memory_gbs).clamp(x.start, x.end);
         let end = if top.is_some() { x.end } else { ridge };
-        let line = [x.start, ridge, end].map(|x| (x, (x * ceilings.read_gbs).min(highest)));
+        let line = [x.start, ridge, end].map(|x| (x, (x * memory_gbs).min(highest)));
         chart.draw_series(LineSeries::new(line, BLACK.stroke_width(2)))?;
     }
     for (index, system) in systems.iter().enumerate() {
@@ -173,7 +173,7 @@ mod tests {
 
     #[test]
     fn both_charts_are_drawn_with_their_labels() {
-        let ceilings = Ceilings { read_gbs: 20.0, matmul_tflops: Some(0.15) };
+        let ceilings = Ceilings { read_gbs: Some(20.0), copy_gbs: None, matmul_tflops: Some(0.15) };
         let work = Work { pairs: 1, flops: 4_000_000_000, bytes: 50_000_000 };
         let results = Results {
             ceilings: Some(ceilings),

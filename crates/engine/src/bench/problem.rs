@@ -49,13 +49,9 @@ pub enum ProblemError {
 /// [`ProblemError`], before any large allocation.
 pub fn problem_of(workload: &Workload, seed: u64, available_bytes: u64) -> Result<Problem, ProblemError> {
     let mut rng = StdRng::seed_from_u64(seed);
-    let [head_dim_qk, head_dim_vo] = workload.dim.widths();
-    let [num_qo_heads, num_kv_heads] = workload.heads;
-    let heads = HeadShape { num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo };
-    let base = LayerParams { window_left: workload.window_left(), ..LayerParams::causal(heads) };
-    let layer = Layer::new(base)?;
-    let (dtype, kv_dtype) = (workload.activation_dtype()?, workload.stored_dtype()?);
-    let pool = pool_of(workload)?;
+    let Parts { layer, dtype, format, pool } = parts_of(workload)?;
+    let (heads, kv_dtype) = (layer.heads(), format.dtype());
+    let HeadShape { num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo } = heads;
     let page =
         KvPageShape { page_size: pool.page_size, num_kv_heads, head_dim_k: head_dim_qk, head_dim_v: head_dim_vo };
     let shape = page.with_pages(pool.num_pages)?;
@@ -70,7 +66,7 @@ pub fn problem_of(workload: &Workload, seed: u64, available_bytes: u64) -> Resul
     let tables = Tables::new(workload, pool, &mut rng);
     let batch = tables.batch(workload.append)?;
     let mut normal = Normal::new(&mut rng);
-    let mut cache = HostKv::new(shape, KvLayout::Nhd, format_of(kv_dtype)?)?;
+    let mut cache = HostKv::new(shape, KvLayout::Nhd, format)?;
     normal.fill_cache(&mut cache);
     let rows = batch.num_rows() as usize;
     let mut tensor = |heads: u32, width: u32| normal.activation(dtype, [rows, heads as usize, width as usize]);
@@ -79,6 +75,31 @@ pub fn problem_of(workload: &Workload, seed: u64, available_bytes: u64) -> Resul
         .append
         .then(|| NewKv { k: tensor(num_kv_heads, head_dim_qk), v: Some(tensor(num_kv_heads, head_dim_vo)) });
     Ok(Problem { layer, batch, q, cache, new_kv })
+}
+
+/// What a workload says of its call without any tensor.
+pub(super) struct Parts {
+    pub(super) layer: Layer,
+    /// Dtype of q and out.
+    pub(super) dtype: Dtype,
+    pub(super) format: KvFormat,
+    pub(super) pool: PoolShape,
+}
+
+/// The unabsorbed width of the `mla` workloads, which their scale comes from.
+const MLA_SCALE_WIDTH: f32 = 192.0;
+
+/// Reads a workload. Kind `mla` keeps latent rows, whose first columns are the values.
+pub(super) fn parts_of(workload: &Workload) -> Result<Parts, ProblemError> {
+    let [head_dim_qk, head_dim_vo] = workload.dim.widths();
+    let [num_qo_heads, num_kv_heads] = workload.heads;
+    let heads = HeadShape { num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo };
+    let mut params = LayerParams { window_left: workload.window_left(), ..LayerParams::causal(heads) };
+    if workload.kind == "mla" {
+        params = LayerParams { values_in_keys: true, sm_scale: MLA_SCALE_WIDTH.sqrt().recip(), ..params };
+    }
+    let (dtype, kv_dtype) = (workload.activation_dtype()?, workload.stored_dtype()?);
+    Ok(Parts { layer: Layer::new(params)?, dtype, format: format_of(kv_dtype)?, pool: pool_of(workload)? })
 }
 
 fn format_of(dtype: KvDtype) -> Result<KvFormat, FormatError> {
@@ -213,7 +234,7 @@ impl<'a> Normal<'a> {
 }
 
 /// Two normal values.
-fn box_muller(rng: &mut StdRng) -> [f32; 2] {
+pub(super) fn box_muller(rng: &mut StdRng) -> [f32; 2] {
     let (u, v): (f32, f32) = (rng.random(), rng.random());
     let radius = (-2.0 * (1.0 - u).ln()).sqrt();
     let (sin, cos) = (std::f32::consts::TAU * v).sin_cos();

@@ -17,7 +17,7 @@ pub struct Results {
     /// The GPU, where one was measured.
     #[cfg(feature = "cuda")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub gpu: Option<super::cuda::GpuEnvironment>,
+    pub gpu: Option<super::gpu::GpuEnvironment>,
     /// What the machine can do at best.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ceilings: Option<Ceilings>,
@@ -26,6 +26,9 @@ pub struct Results {
     /// Times ÷ ours, where a peer ran beside us.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ratios: Vec<Ratio>,
+    /// Geometric mean of the ratios to the best peer of each workload.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub geometric_mean: Option<f64>,
     /// Planning times.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub planner: Vec<PlannerRow>,
@@ -77,6 +80,12 @@ pub struct ResultRow {
     /// Share of the read ceiling, 1 is all of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub of_read: Option<f64>,
+    /// Share of a copy's rate on the same GPU: for what stores or merges, of a copy of 64 MB.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub of_copy: Option<f64>,
+    /// A peer's time over ours; in our row the best peer's. Above 1 we are faster.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ratio: Option<f64>,
     /// Relative error against float64 on one head.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rel_err: Option<f64>,
@@ -119,10 +128,33 @@ impl ResultRow {
             ms: Some(ms),
             tflops: Some(tflops),
             gbs: Some(gbs),
-            of_matmul: ceilings.and_then(|c| c.matmul_tflops).map(|roof| tflops / roof),
-            of_read: ceilings.map(|c| gbs / c.read_gbs),
             ..Self::default()
         }
+        .with_shares(ceilings)
+    }
+
+    fn with_shares(mut self, ceilings: Option<&Ceilings>) -> Self {
+        ceilings.iter().for_each(|ceilings| self.set_shares(ceilings));
+        self
+    }
+
+    /// Sets its shares of the ceilings that are known, but for rows that have theirs of a copy of another size.
+    pub(super) fn set_shares(&mut self, ceilings: &Ceilings) {
+        let share = |rate: Option<f64>, roof: Option<f64>| Some(rate? / roof?);
+        if self.tflops.is_some() {
+            self.of_matmul = share(self.tflops, ceilings.matmul_tflops);
+            self.of_read = share(self.gbs, ceilings.read_gbs);
+            self.of_copy = share(self.gbs, ceilings.copy_gbs);
+        }
+    }
+
+    /// A row of what moves data and computes next to nothing, beside the rate of a copy of the same size.
+    #[must_use]
+    pub fn moved(workload: &str, system: &str, figures: &Measured, copy_gbs: f64) -> Self {
+        let row = Self::measured(workload, system, figures, None);
+        let of_copy = row.gbs.map(|gbs| gbs / copy_gbs);
+        // Planning is no part of it.
+        Self { of_copy, tflops: None, plan_us: None, ..row }
     }
 
     /// A row without figures.

@@ -54,6 +54,7 @@ fn best_call(prompt_len: u32, device: HostDevice) -> Result<(f64, Work), ReplayE
         kv_dtype: "f32".to_owned(),
         q_dtype: Some("f32".to_owned()),
         append: true,
+        states: 2,
     };
     let problem = problem_of(&workload, 0, u64::MAX).expect("a plain prompt makes a valid problem");
     let work = Work::of(&problem);

@@ -45,9 +45,10 @@ pub fn relative_error(problem: &Problem, outcome: &Outcome, sample: SampleRows) 
 }
 
 /// The keys or the values of one request and KV head, in order.
-struct Vectors {
-    width: usize,
-    data: Vec<f64>,
+pub(super) struct Vectors {
+    pub(super) width: usize,
+    /// `[kv_len, width]`.
+    pub(super) data: Vec<f64>,
 }
 
 impl Vectors {
@@ -81,7 +82,7 @@ fn widen(values: &[f32]) -> Vec<f64> {
 }
 
 /// One row: scale, softcap, causal mask, window.
-fn attend(layer: &Layer, position: i64, q: &[f64], keys: &Vectors, values: &Vectors) -> Vec<f64> {
+pub(super) fn attend(layer: &Layer, position: i64, q: &[f64], keys: &Vectors, values: &Vectors) -> Vec<f64> {
     let sees = |key: usize| {
         let key = i64::try_from(key).unwrap_or(i64::MAX);
         (!layer.is_causal() || key <= position) && layer.window_left().is_none_or(|w| key >= position - i64::from(w))

@@ -1,6 +1,7 @@
 //! How much work a call is: visible pairs, FLOPs, bytes.
 
-use attn_metadata::{Layer, Request};
+use attn_metadata::{Batch, Layer, Request};
+use kvpool::{Dtype, KvDtype, Values};
 
 use crate::replay::Problem;
 
@@ -19,22 +20,31 @@ impl Work {
     /// The work of a problem; a custom mask is not counted out.
     #[must_use]
     pub fn of(problem: &Problem) -> Self {
-        let heads = problem.layer.heads();
+        Self::of_call(&problem.layer, &problem.batch, problem.q.dtype(), problem.cache.format().dtype())
+    }
+
+    /// The work of a layer's call on a batch.
+    #[must_use]
+    pub fn of_call(layer: &Layer, batch: &Batch, q_dtype: Dtype, kv_dtype: KvDtype) -> Self {
+        let heads = layer.heads();
         let (mut pairs, mut kv_tokens, mut q_tokens) = (0, 0, 0);
-        for request in problem.batch.requests() {
-            let (request_pairs, request_kv) = visible(&problem.layer, request);
+        for request in batch.requests() {
+            let (request_pairs, request_kv) = visible(layer, request);
             pairs += request_pairs;
             kv_tokens += request_kv;
             q_tokens += u64::from(request.q_len);
         }
         let widths = u64::from(heads.head_dim_qk + heads.head_dim_vo);
-        let q_bytes = problem.q.dtype().size_bytes() as u64;
-        let token_bytes = problem.cache.format().dtype().token_bytes(heads.head_dim_qk, heads.head_dim_vo);
+        let q_bytes = q_dtype.size_bytes() as u64;
+        // Values that are columns of the keys are read with them.
+        let spec = layer.kv();
+        let own_values = if let Values::Own(width) = spec.values { width } else { 0 };
+        let token_bytes = kv_dtype.token_bytes(spec.head_dim_k, own_values);
         Self {
             pairs,
             flops: 2 * pairs * u64::from(heads.num_qo_heads) * widths,
             bytes: widths * q_tokens * u64::from(heads.num_qo_heads) * q_bytes
-                + kv_tokens * u64::from(heads.num_kv_heads) * token_bytes,
+                + kv_tokens * u64::from(spec.num_kv_heads) * token_bytes,
         }
     }
 }

@@ -9,7 +9,8 @@ use thiserror::Error;
 pub struct Workload {
     /// Its name.
     pub name: String,
-    /// `prefill`, `decode`, `mixed` or `mla`.
+    /// `prefill`, `decode`, `mixed` or `mla`; `store`: the new tokens' KV is stored, and nothing attends; `merge`: that
+    /// many rows of partial states are merged. The last two are measured on GPUs.
     pub kind: String,
     /// New tokens of each request.
     pub q_lens: Vec<u32>,
@@ -32,6 +33,13 @@ pub struct Workload {
     /// Whether the call appends the new tokens' KV before it attends.
     #[serde(default)]
     pub append: bool,
+    /// States of a row, for kind `merge`.
+    #[serde(default = "two")]
+    pub states: u32,
+}
+
+const fn two() -> u32 {
+    2
 }
 
 /// A head width, or the widths of scores and values.
@@ -77,6 +85,12 @@ pub enum WorkloadError {
         /// KV lengths given.
         kv_lens: usize,
     },
+    /// A workload stores without appending, or merges no state.
+    #[error("workload {name}: kind store needs \"append\": true, kind merge at least one of \"states\"")]
+    Moves {
+        /// The workload.
+        name: String,
+    },
     /// A workload has a dtype that does not exist.
     #[error("workload {name}: {field} {got:?} is unknown, expected one of {expected}")]
     Dtype {
@@ -120,6 +134,12 @@ impl Workload {
         })
     }
 
+    /// Whether the call attends: neither `store` nor `merge`.
+    #[must_use]
+    pub fn is_attention(&self) -> bool {
+        !matches!(self.kind.as_str(), "store" | "merge")
+    }
+
     /// Earlier tokens that a query sees besides itself; `None`: all.
     #[must_use]
     pub const fn window_left(&self) -> Option<u32> {
@@ -130,6 +150,9 @@ impl Workload {
         let (q_lens, kv_lens) = (self.q_lens.len(), self.kv_lens.len());
         if q_lens == 0 || q_lens != kv_lens {
             return Err(WorkloadError::Lengths { name: self.name.clone(), q_lens, kv_lens });
+        }
+        if (self.kind == "store" && !self.append) || (self.kind == "merge" && self.states == 0) {
+            return Err(WorkloadError::Moves { name: self.name.clone() });
         }
         self.stored_dtype()?;
         self.activation_dtype()?;
@@ -172,6 +195,8 @@ mod tests {
         assert_eq!(parse_workloads("[]").unwrap_err().to_string(), "the list of workloads is empty");
         assert!(error("[9]", "[9, 9]").starts_with("workload a: 1 q_lens and 2 kv_lens"));
         assert!(error("\"fp8\"", "\"fp4\"").starts_with("workload a: kv_dtype \"fp4\" is unknown"));
+        assert!(error("mla", "store").contains("kind store needs"));
+        assert!(error("\"mla\"", "\"merge\", \"states\": 0").contains("kind merge at least one"));
         assert_eq!(error("[{", "{"), "not a JSON list of workloads");
     }
 
@@ -179,5 +204,7 @@ mod tests {
     fn the_workloads_of_this_repository_can_be_read() {
         assert!(parse_workloads(include_str!("../../../../bench/workloads.json")).unwrap().len() > 20);
         assert_eq!(parse_workloads(include_str!("../../../../bench/cpu-workloads.json")).unwrap().len(), 4);
+        let moves = parse_workloads(include_str!("../../../../bench/gpu-moves.json")).unwrap();
+        assert!(moves.iter().all(|workload| !workload.is_attention()) && moves.len() > 2);
     }
 }

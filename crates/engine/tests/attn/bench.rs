@@ -73,6 +73,36 @@ fn a_peer_runs_in_turns_and_ratios_are_theirs_over_ours() {
 }
 
 #[test]
+fn results_of_peers_are_put_beside_ours() {
+    let dir = fresh_dir("peers");
+    let moves = r#"[{"name": "store", "kind": "store", "q_lens": [4], "kv_lens": [4], "heads": [4, 2], "dim": 32, "page": 16,
+        "kv_dtype": "bf16", "append": true}]"#;
+    let (first, second) = (write(&dir, "first.json", SMALL), write(&dir, "second.json", moves));
+    let rows = r#"{"ceilings": {"read_gbs": 7, "matmul_tflops": [1, 2]}, "results": [
+        {"workload": "small-fp8", "peer": "slow", "ms": 2e6, "rel_err": 1e-3},
+        {"workload": "small-fp8", "peer": "fast", "ms": 1e6, "rel_err": 1e-3},
+        {"workload": "small-fp8", "peer": "wrong", "ms": 1e-6, "rel_err": 1.0},
+        {"workload": "small-f32", "peer": "fast", "skipped": "NotImplementedError"}]}"#;
+    let (peers, json) = (write(&dir, "theirs.json", rows), dir.join("results.json"));
+    let common = ["bench", "--workloads", &first, "--workloads", &second, "--no-ceilings", "--rounds", "1"];
+    let ours = ["--json", json.to_str().unwrap(), "--peer-json", &peers];
+    let text = attn_ok(&[&common[..], &ours[..]].concat());
+    assert!(text.contains("1 compared with the best peer"), "{text}");
+    let results = results(&json);
+    let row = |peer: &str| results.results.iter().find(|row| row.workload == "small-fp8" && row.peer == peer);
+    let best = row("fast").unwrap().ratio.unwrap();
+    assert_eq!((results.ratios.len(), results.ratios[0].peer.as_str(), results.ratios[0].ratio), (1, "fast", best));
+    assert!((results.geometric_mean.unwrap() / best - 1.0).abs() < 1e-12 && row("wrong").is_none());
+    assert!((row("slow").unwrap().ratio.unwrap() / best - 2.0).abs() < 1e-12);
+    let store = results.results.iter().find(|row| row.workload == "store").unwrap();
+    assert!(store.skipped.as_ref().unwrap().contains("kind store"), "{store:?}");
+    for bad in ["no-such-file.json", &first] {
+        refused(&attn(&[&common[..], &["--peer-json", bad]].concat()), 2, 1);
+        refused(&attn(&[&common[..], &["--ceilings", bad]].concat()), 2, 1);
+    }
+}
+
+#[test]
 fn results_that_cannot_be_drawn_are_refused() {
     let dir = fresh_dir("plot");
     let svg = dir.join("chart.svg");

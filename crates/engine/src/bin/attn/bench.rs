@@ -8,13 +8,13 @@ use anyhow::{Context as _, Result};
 use attn_metadata::HostDevice;
 use attn_reference::cpu::Isa;
 use engine::bench::{
-    BenchError, Ceilings, CpuOptions, Environment, Reps, Results, Workload, compare, cpu_workloads, measure_planner,
-    measure_steps, parse_workloads, plot, problem_of, workloads_named,
+    BenchError, Ceilings, CpuOptions, Environment, Reps, Results, Workload, add_peers, compare, cpu_workloads,
+    measure_planner, measure_steps, parse_workloads, plot, problem_of, workloads_named,
 };
 use engine::doctor;
 use engine::replay::{Call, record};
-use engine::report::Table;
 
+use super::bench_tables::shown;
 use super::{Failure, Outcome, failure, output};
 
 /// Requests of the batches that the planner is timed with.
@@ -28,9 +28,6 @@ const STEP_REPS: usize = 1000;
 /// Errors above this mean a wrong result, whatever the dtype.
 const MAX_REL_ERR: f64 = 0.06;
 
-/// A machine with more load than this, before we begin, is not idle.
-const MAX_LOAD: f64 = 1.0;
-
 /// Options of `bench`.
 #[derive(Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("what").required(true).args(["cpu", "workloads", "steps", "plot"]))]
@@ -38,9 +35,9 @@ pub struct Args {
     /// Measure the CPU backend's four workloads, the machine's ceilings and the planner
     #[arg(long)]
     cpu: bool,
-    /// Measure the workloads of this JSON file
+    /// Measure the workloads of this JSON file; give it several times for several files
     #[arg(long, value_name = "FILE")]
-    workloads: Option<PathBuf>,
+    workloads: Vec<PathBuf>,
     /// Measure what a step costs the host outside the model and attention, at 1,024 running requests
     #[arg(long, conflicts_with_all = ["filter", "record"])]
     steps: bool,
@@ -71,6 +68,12 @@ pub struct Args {
     /// Write each workload as a replay file into this directory instead of measuring it
     #[arg(long, value_name = "DIR", conflicts_with_all = ["json", "peer_cmd"])]
     record: Option<PathBuf>,
+    /// Results of peers from the same machine and minutes (JSON): their rows and the ratios to the best of them are added
+    #[arg(long, value_name = "FILE", requires = "workloads")]
+    peer_json: Option<PathBuf>,
+    /// A result file whose "ceilings" are taken, where attention runs on a GPU: reads of memory, matrix products
+    #[arg(long, value_name = "FILE", requires = "workloads")]
+    ceilings: Option<PathBuf>,
     /// A peer to alternate rounds with: a command that takes the path of its JSON results as the last argument, as
     /// "python3 bench/cpu_peer.py --threads 2 --json"
     #[arg(long, value_name = "CMD", requires = "cpu")]
@@ -108,12 +111,17 @@ pub fn run(args: &Args) -> Result<Outcome> {
     if let Some(dir) = &args.record {
         return record_all(&workloads, dir);
     }
-    let results = measure(args, &workloads)?;
+    let peers = args.peer_json.as_deref().map(read_results).transpose()?;
+    let mut results = measure(args, &workloads)?;
+    if let Some(peers) = &peers {
+        add_peers(&mut results, peers);
+    }
     output::write(&shown(&results))?;
     if let Some(path) = &args.json {
         write_json(path, &results)?;
     }
     let is_wrong = |error: f64| error.is_nan() || error > MAX_REL_ERR;
+    // Peers whose results are wrong were left out when they were added.
     match results.results.iter().find(|row| row.rel_err.is_some_and(is_wrong)) {
         Some(row) => {
             Err(Failure::check(format!("{} gives a wrong result for workload {}", row.peer, row.workload)).into())
@@ -142,18 +150,24 @@ fn steps(args: &Args) -> Result<Outcome> {
 }
 
 fn workloads(args: &Args) -> Result<Vec<Workload>> {
-    let Some(file) = &args.workloads else { return Ok(cpu_workloads()?) };
-    let path = || file.display().to_string();
-    let text = fs::read_to_string(file).map_err(Failure::input).with_context(path)?;
-    parse_workloads(&text).map_err(Failure::input).with_context(path)
+    if args.workloads.is_empty() {
+        return Ok(cpu_workloads()?);
+    }
+    let mut workloads = Vec::new();
+    for file in &args.workloads {
+        let path = || file.display().to_string();
+        let text = fs::read_to_string(file).map_err(Failure::input).with_context(path)?;
+        workloads.extend(parse_workloads(&text).map_err(Failure::input).with_context(path)?);
+    }
+    Ok(workloads)
 }
 
 fn record_all(workloads: &[Workload], dir: &Path) -> Result<Outcome> {
     let name = || format!("cannot write to {}", dir.display());
     fs::create_dir_all(dir).map_err(Failure::input).with_context(name)?;
     for workload in workloads {
-        if workload.kind == "mla" {
-            failure::say(&format!("workload {}: kind mla has no replay file yet, left out", workload.name));
+        if workload.kind == "mla" || !workload.is_attention() {
+            failure::say(&format!("workload {}: kind {} has no replay file, left out", workload.name, workload.kind));
             continue;
         }
         let workload_name = || format!("workload {}", workload.name);
@@ -175,9 +189,18 @@ fn on_gpu(args: &Args, workloads: &[Workload]) -> Option<Result<Results>> {
         "cuda-plain" => true,
         _ => return None,
     };
+    Some(measure_gpu(args, workloads, is_plain))
+}
+
+#[cfg(feature = "cuda")]
+fn measure_gpu(args: &Args, workloads: &[Workload], is_plain: bool) -> Result<Results> {
+    let ceilings = args.ceilings.as_deref().map(read_results).transpose()?;
+    let command = std::env::args().collect::<Vec<_>>().join(" ");
+    let options = engine::bench::GpuOptions { is_plain, ceilings: ceilings.and_then(|c| c.ceilings), command };
     let spinner = output::spinner();
-    let measured = engine::bench::measure_on_gpu(workloads, is_plain, &mut |what| spinner.set_message(what.to_owned()));
-    Some(measured.map_err(|error| Failure::input(error).into()))
+    let measured = engine::bench::measure_on_gpu(workloads, &options, &mut |what| spinner.set_message(what.to_owned()));
+    spinner.finish_and_clear();
+    measured.map_err(|error| Failure::input(error).into())
 }
 
 #[cfg(not(feature = "cuda"))]
@@ -188,6 +211,9 @@ const fn on_gpu(_: &Args, _: &[Workload]) -> Option<Result<Results>> {
 fn measure(args: &Args, workloads: &[Workload]) -> Result<Results> {
     if let Some(results) = on_gpu(args, workloads) {
         return results;
+    }
+    if args.ceilings.is_some() {
+        return Err(Failure::usage("--ceilings is for --attention-backend cuda; others measure their own").into());
     }
     let load_before = doctor::load_average();
     let spinner = output::spinner();
@@ -234,88 +260,15 @@ fn write_json(path: &Path, results: &Results) -> Result<()> {
     fs::write(path, text + "\n").map_err(Failure::input).with_context(|| format!("cannot write {}", path.display()))
 }
 
+fn read_results(file: &Path) -> Result<Results> {
+    let path = || file.display().to_string();
+    let text = fs::read_to_string(file).map_err(Failure::input).with_context(path)?;
+    serde_json::from_str(&text).map_err(Failure::input).with_context(path)
+}
+
 fn draw(results: &Path, out: &Path) -> Result<Outcome> {
     let path = || results.display().to_string();
-    let text = fs::read_to_string(results).map_err(Failure::input).with_context(path)?;
-    let results: Results = serde_json::from_str(&text).map_err(Failure::input).with_context(path)?;
-    let svg = plot(&results).map_err(Failure::input).with_context(path)?;
+    let svg = plot(&read_results(results)?).map_err(Failure::input).with_context(path)?;
     fs::write(out, svg).map_err(Failure::input).with_context(|| format!("cannot write {}", out.display()))?;
     Ok(Outcome::Success)
-}
-
-/// The results for people.
-fn shown(results: &Results) -> String {
-    let on_terminal = output::is_terminal();
-    let tables = [rows(results), ratios(results), planner(results), step_times(results)];
-    let tables = tables.into_iter().flatten().map(|table| table.to_text(on_terminal));
-    [heading(results)].into_iter().chain(tables).collect::<Vec<_>>().join("\n")
-}
-
-fn heading(results: &Results) -> String {
-    let mut text = String::new();
-    if let Some(e) = &results.environment {
-        let facts = [e.cpu.clone(), e.isa.clone(), format!("{} threads", e.threads), format!("{} rounds", e.rounds)];
-        text.push_str(&format!("{}, {} build\n", facts.join(", "), e.build));
-        if let Some(load) = e.load_before.filter(|&load| load > MAX_LOAD) {
-            text.push_str(&format!("the machine was busy before (load {load:.1}): times say little, run it again\n"));
-        }
-    }
-    if let Some(Ceilings { read_gbs, matmul_tflops }) = results.ceilings {
-        let gemm = matmul_tflops.map_or("not measured in this build".to_owned(), |t| format!("{:.1} GFLOP/s", t * 1e3));
-        text.push_str(&format!("ceilings: memory read {read_gbs:.1} GB/s, f32 matrix product {gemm}\n"));
-    }
-    text
-}
-
-fn ratios(results: &Results) -> Option<Table> {
-    let mut table = Table::new(&["workload", "peer", "peer's time / ours", "rounds"]);
-    for ratio in &results.ratios {
-        let rounds: Vec<String> = ratio.rounds.iter().map(|x| format!("{x:.2}")).collect();
-        let cells = [ratio.workload.clone(), ratio.peer.clone(), format!("{:.3}", ratio.ratio), rounds.join(" ")];
-        table.push(cells.to_vec());
-    }
-    (!results.ratios.is_empty()).then_some(table)
-}
-
-fn planner(results: &Results) -> Option<Table> {
-    let mut table = Table::new(&["planner: requests", "kv_len", "fill and check us", "plan us", "both us"]);
-    for row in &results.planner {
-        let times = [row.set_us, row.prepare_us, row.total_us].map(|us| format!("{us:.1}"));
-        table.push([row.num_requests.to_string(), row.kv_len.to_string()].into_iter().chain(times).collect());
-    }
-    (!results.planner.is_empty()).then_some(table)
-}
-
-fn step_times(results: &Results) -> Option<Table> {
-    let header = ["steps: requests", "come and go", "kv_len", "tokens", "evicted pages", "p50 us", "p99 us"];
-    let mut table = Table::new(&header);
-    for row in &results.steps {
-        let figures = [row.step_tokens, row.evicted_pages, row.p50_us, row.p99_us].map(|x| format!("{x:.1}"));
-        let turnover = if row.has_turnover { "yes" } else { "no" };
-        let cells = [row.num_requests.to_string(), turnover.to_owned(), row.kv_len.to_string()];
-        table.push(cells.into_iter().chain(figures).collect());
-    }
-    (!results.steps.is_empty()).then_some(table)
-}
-
-fn rows(results: &Results) -> Option<Table> {
-    let header = ["workload", "system", "ms", "GFLOP/s", "of gemm", "GB/s", "of read", "plan us", "rel err", "skipped"];
-    let mut table = Table::new(&header);
-    let number = |value: Option<f64>, digits: usize| value.map_or("-".to_owned(), |x| format!("{x:.digits$}"));
-    let percent = |value: Option<f64>| value.map_or("-".to_owned(), |x| format!("{:.0}%", x * 100.0));
-    for row in &results.results {
-        table.push(vec![
-            row.workload.clone(),
-            row.peer.clone(),
-            number(row.ms, 3),
-            number(row.tflops.map(|t| t * 1e3), 1),
-            percent(row.of_matmul),
-            number(row.gbs, 1),
-            percent(row.of_read),
-            number(row.plan_us, 1),
-            row.rel_err.map_or("-".to_owned(), |x| format!("{x:.1e}")),
-            row.skipped.clone().unwrap_or_default(),
-        ]);
-    }
-    (!results.results.is_empty()).then_some(table)
 }

@@ -142,10 +142,9 @@ fn lengths_request(args: &Args) -> Result<ExplainRequest> {
 }
 
 fn workload_request(args: &Args, workload: &Workload) -> Result<ExplainRequest> {
-    if workload.kind == "mla" {
-        return Err(
-            Failure::usage(format!("workload {} is of kind mla, which no backend runs yet", workload.name)).into()
-        );
+    if workload.kind == "mla" || !workload.is_attention() {
+        let Workload { name, kind, .. } = workload;
+        return Err(Failure::usage(format!("workload {name} is of kind {kind}, which has no plan to explain")).into());
     }
     let ([num_qo_heads, num_kv_heads], [head_dim_qk, head_dim_vo]) = (workload.heads, workload.dim.widths());
     Ok(ExplainRequest {

@@ -8,6 +8,7 @@
 
 mod backends;
 mod bench;
+mod bench_tables;
 #[cfg(feature = "model")]
 mod cases;
 mod check_vectors;

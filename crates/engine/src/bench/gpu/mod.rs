@@ -1,0 +1,193 @@
+//! Measures workloads on an NVIDIA GPU: one call in a graph, the second-level cache flushed before each replay, the
+//! time between two events.
+//!
+//! Tensors are copies of one run of random elements (`noise`), so that a workload of gigabytes is made in a moment.
+
+mod call;
+mod check;
+mod copies;
+mod environment;
+mod noise;
+
+use std::error::Error;
+use std::time::Instant;
+
+use attn_cuda::device::{Device, DeviceBuffer, DeviceError, Graph};
+use attn_cuda::{CudaBackend, CudaDevice};
+use attn_metadata::{AttentionBackend, Prepared};
+use kvpool::{Dtype, KvFormat};
+
+pub use environment::GpuEnvironment;
+
+use self::call::Call;
+use self::copies::Merge;
+use self::noise::{Noise, RUN_ELEMENTS};
+use super::ceilings::Ceilings;
+use super::measure::{Measured, median};
+use super::problem::parts_of;
+use super::results::{ResultRow, Results};
+use super::work::Work;
+use super::workload::Workload;
+use crate::report::error_chain;
+
+/// Replays that are timed.
+const REPS: usize = 31;
+/// Plans that are timed.
+const PLAN_REPS: usize = 5;
+/// Bytes written before each replay: several times the cache.
+const FLUSH_BYTES: usize = 256 << 20;
+/// Bytes copied to measure the copy rate.
+const COPY_BYTES: usize = 1 << 30;
+/// Bytes that a small copy moves, read and written together.
+const SMALL_COPY_BYTES: usize = 64 << 20;
+/// Seed of the random elements.
+const SEED: u64 = 1;
+
+/// How workloads are measured.
+#[derive(Clone, Debug, Default)]
+pub struct GpuOptions {
+    /// Whether the kernel for any shape does everything.
+    pub is_plain: bool,
+    /// Rates that others measured in the same run: reading memory, multiplying matrices.
+    pub ceilings: Option<Ceilings>,
+    /// The command, for the record.
+    pub command: String,
+}
+
+type AnyError = Box<dyn Error + Send + Sync>;
+
+/// Measures workloads one after the other. `progress` is told what is being done.
+///
+/// # Errors
+/// [`DeviceError`] where there is no GPU; a workload that cannot be run is a row that says why.
+pub fn measure_on_gpu(
+    workloads: &[Workload],
+    options: &GpuOptions,
+    progress: &mut dyn FnMut(&str),
+) -> Result<Results, DeviceError> {
+    let device = CudaDevice::open(0)?;
+    let system = if options.is_plain { "cuda-plain" } else { "cuda" };
+    progress("the copy rate");
+    let flush = DeviceBuffer::new(&device.device, FLUSH_BYTES, "flushing the cache")?;
+    let mut session = Session { device, flush, noise: Vec::new(), is_plain: options.is_plain };
+    let mut gpu = GpuEnvironment::of(&session.device.device, &options.command)?;
+    gpu.copy_gbs = copy_gbs(&session.device.device)?;
+    let small = session.small_copy_gbs()?;
+    gpu.copy_64mb_gbs = Some(small);
+    let ceilings = Ceilings { copy_gbs: Some(gpu.copy_gbs), ..options.ceilings.unwrap_or_default() };
+    let mut results = Results { ceilings: Some(ceilings), gpu: Some(gpu), ..Results::default() };
+    for workload in workloads {
+        progress(&workload.name);
+        let row = match session.measure(workload) {
+            Ok(figures) if workload.is_attention() => {
+                ResultRow::measured(&workload.name, system, &figures, Some(&ceilings))
+            }
+            Ok(figures) => ResultRow::moved(&workload.name, system, &figures, small),
+            Err(error) => ResultRow::skipped(&workload.name, system, error_chain(&*error)),
+        };
+        results.results.push(row);
+    }
+    Ok(results)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a rate for people")]
+fn copy_gbs(device: &Device) -> Result<f64, DeviceError> {
+    let from = DeviceBuffer::zeroed(device, COPY_BYTES, "the copy rate")?;
+    let mut to = DeviceBuffer::new(device, COPY_BYTES, "the copy rate")?;
+    let mut best = f64::INFINITY;
+    for _ in 0..8 {
+        let timer = device.start_timer()?;
+        to.copy_from(0, &from, 0, COPY_BYTES)?;
+        best = best.min(timer.stop()?);
+    }
+    Ok(2.0 * COPY_BYTES as f64 / best / 1e6)
+}
+
+/// The device with what all workloads share.
+struct Session {
+    device: CudaDevice,
+    flush: DeviceBuffer,
+    noise: Vec<Noise>,
+    is_plain: bool,
+}
+
+impl Session {
+    fn measure(&mut self, workload: &Workload) -> Result<Measured, AnyError> {
+        let parts = parts_of(workload)?;
+        let queries = self.noise_of(activation_format(parts.dtype))?;
+        if workload.kind == "merge" {
+            return self.merge(workload, queries);
+        }
+        let stored = self.noise_of(parts.format)?;
+        let mut call = Call::new(&self.device, workload, [&self.noise[queries], &self.noise[stored]])?;
+        let mut backend = call.backend(&self.device, self.is_plain)?;
+        let (step, plan_us) = self.plan(&call, &mut backend)?;
+        let is_store = workload.kind == "store";
+        let graph = call.record(&self.device, &mut backend, &step, is_store)?;
+        let ms = self.timed(graph)?;
+        if is_store {
+            let work = Work { bytes: copies::store_bytes(&call), ..Work::default() };
+            return Ok(Measured { ms, plan_us, work, rel_err: copies::store_error(&call, &self.noise[queries])? });
+        }
+        let rel_err = check::relative_error(&call, [&self.noise[queries], &self.noise[stored]])?;
+        Ok(Measured { ms, plan_us, work: call.work(), rel_err })
+    }
+
+    fn merge(&mut self, workload: &Workload, queries: usize) -> Result<Measured, AnyError> {
+        let mut merge = Merge::new(&self.device, workload, &self.noise[queries])?;
+        let graph = merge.record(&self.device)?;
+        let ms = self.timed(graph)?;
+        let work = Work { bytes: merge.bytes(), ..Work::default() };
+        Ok(Measured { ms, plan_us: 0.0, work, rel_err: merge.error(&self.noise[queries])? })
+    }
+
+    /// Plans several times; the median in microseconds.
+    fn plan(&self, call: &Call, backend: &mut CudaBackend) -> Result<(Prepared, f64), AnyError> {
+        let mut times = Vec::new();
+        // The first one allocates.
+        let mut step = backend.prepare_metadata(&call.batch)?;
+        for _ in 0..PLAN_REPS {
+            self.device.device.synchronize()?;
+            let started = Instant::now();
+            step = backend.prepare_metadata(&call.batch)?;
+            times.push(started.elapsed().as_secs_f64() * 1e6);
+        }
+        self.device.device.synchronize()?;
+        Ok((step, median(&mut times)))
+    }
+
+    /// Median milliseconds of a replay over a cold cache. The graph goes before the tensors that it uses.
+    fn timed(&mut self, mut graph: Graph) -> Result<f64, DeviceError> {
+        let mut times = Vec::new();
+        for rep in 0..=REPS {
+            self.flush.fill(u8::try_from(rep).unwrap_or(0))?;
+            let timer = self.device.device.start_timer()?;
+            graph.replay()?;
+            times.push(timer.stop()?);
+        }
+        Ok(median(&mut times[1..].to_vec()))
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "a rate for people")]
+    fn small_copy_gbs(&mut self) -> Result<f64, DeviceError> {
+        let (graph, _buffers) = copies::record_copy(&self.device.device, SMALL_COPY_BYTES)?;
+        Ok(SMALL_COPY_BYTES as f64 / self.timed(graph)? / 1e6)
+    }
+
+    /// The place of the random elements of a format; makes them where this is their first use.
+    fn noise_of(&mut self, format: KvFormat) -> Result<usize, DeviceError> {
+        if let Some(place) = self.noise.iter().position(|noise| noise.dtype() == format.dtype()) {
+            return Ok(place);
+        }
+        self.noise.push(Noise::new(&self.device.device, format, SEED, RUN_ELEMENTS)?);
+        Ok(self.noise.len() - 1)
+    }
+}
+
+const fn activation_format(dtype: Dtype) -> KvFormat {
+    match dtype {
+        Dtype::F32 => KvFormat::F32,
+        Dtype::F16 => KvFormat::F16,
+        Dtype::Bf16 => KvFormat::Bf16,
+    }
+}
