@@ -1,6 +1,14 @@
 //! What the conformance suite does not look at, where there is a GPU; without one each test says so and passes.
+#![allow(unreachable_pub, clippy::unwrap_used, clippy::print_stderr, clippy::print_stdout, reason = "tests")]
 
 #[path = "../support/mod.rs"]
 mod support;
 
+mod alone;
+mod big_pool;
 mod every_kernel;
+mod merges;
+mod problems;
+mod reruns;
+mod scene;
+mod traps;
