@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use attn_metadata::plan::{Chunking, Plan, PlanConfig, workspace_requirement};
+use attn_metadata::plan::{Chunking, Plan, PlanConfig, Sharing, Unit, workspace_requirement};
 use attn_metadata::{Batch, BatchLimits, HeadShape, PlanGroup, PoolShape, RawBatch};
 use kvpool::PageSize;
 use proptest::prelude::*;
@@ -54,11 +54,10 @@ fn naive(lens: &[(u32, u32)], group: &PlanGroup) -> HashMap<(u32, u32, u32), Vec
 /// rows do not overlap.
 fn covered(plan: &Plan, lens: &[(u32, u32)], group: &PlanGroup) -> HashMap<(u32, u32, u32), Vec<u32>> {
     let (mut seen, mut rows): (HashMap<_, Vec<u32>>, Vec<u64>) = Default::default();
-    let mut next = 0;
+    let mut numbers = Vec::new();
     for range in plan.ranges() {
         for unit in plan.units(range) {
-            assert_eq!(plan.number(&unit), next, "units come once, in order");
-            next += 1;
+            numbers.push(plan.number(&unit));
             let tile = &plan.tiles()[unit.tile as usize];
             let chunk = tile.chunk(unit.chunk);
             if tile.is_split() {
@@ -75,21 +74,53 @@ fn covered(plan: &Plan, lens: &[(u32, u32)], group: &PlanGroup) -> HashMap<(u32,
             }
         }
     }
-    assert_eq!(next, plan.num_units());
+    if plan.config().sharing == Sharing::LongestTile {
+        numbers.sort_unstable();
+    }
+    assert!(numbers.into_iter().eq(0..plan.num_units()), "units come once, in order");
     rows.sort_unstable();
     assert!(rows.iter().copied().eq(0..plan.num_partial_rows()), "partial rows are used once, without gaps");
     seen
 }
 
 fn config() -> impl Strategy<Value = PlanConfig> {
-    (1..20u32, prop_oneof![1..40u32, Just(u32::MAX)], 0..6u32, 1..9u32, 0..50u32).prop_map(
-        |(tile_len, chunk_len, max_q_len, num_workers, unit_overhead)| PlanConfig {
+    let chunking =
+        (prop_oneof![1..40u32, Just(u32::MAX)], 1..9u32, 0..6u32).prop_map(|(chunk_len, part, max_q_len)| Chunking {
+            chunk_len,
+            shortest: (chunk_len / part).max(1),
+            max_q_len,
+        });
+    let sharing = prop_oneof![Just(Sharing::Even), Just(Sharing::Guided), Just(Sharing::LongestTile)];
+    (1..20u32, chunking, 1..9u32, sharing, 0..50u32).prop_map(
+        |(tile_len, chunking, num_workers, sharing, unit_overhead)| PlanConfig {
             tile_len,
-            chunking: Chunking { chunk_len, max_q_len },
+            chunking,
             num_workers,
+            sharing,
             unit_overhead,
         },
     )
+}
+
+fn unit_cost(plan: &Plan, unit: Unit) -> u64 {
+    plan.unit_cost(&plan.tiles()[unit.tile as usize], unit.chunk)
+}
+
+/// Number of the first unit of each worker's share, by walking all units.
+fn naive_even(plan: &Plan) -> Vec<u64> {
+    let all: Vec<Unit> = plan.ranges().iter().flat_map(|range| plan.units(range)).collect();
+    let workers = u64::from(plan.config().num_workers);
+    let begin = |worker: u64| {
+        let target = plan.total_cost() * worker / workers;
+        let mut cost = 0;
+        let before = all.iter().take_while(|unit| {
+            let starts_before = cost < target;
+            cost += unit_cost(plan, **unit);
+            starts_before
+        });
+        u64::try_from(before.count()).unwrap()
+    };
+    (0..workers).map(begin).collect()
 }
 
 fn group() -> impl Strategy<Value = PlanGroup> {
@@ -120,7 +151,7 @@ proptest! {
     #[test]
     fn each_visible_key_is_covered_once(config in config(), group in group(), lens in lens()) {
         let plan = plan_of(config, group, &batch(&lens, 0));
-        prop_assert_eq!(plan.ranges().len(), config.num_workers as usize);
+        prop_assert!(plan.ranges().len() <= config.max_ranges(plan.tiles().len()));
         prop_assert_eq!(covered(&plan, &lens, &group), naive(&lens, &group));
     }
 
@@ -171,13 +202,68 @@ proptest! {
     }
 
     #[test]
-    fn no_worker_has_more_than_its_share_and_one_unit(config in config(), group in group(), lens in lens()) {
+    fn even_shares_begin_where_a_walk_over_all_units_says(config in config(), group in group(), lens in lens()) {
+        // Units that cost nothing may be in either of two shares.
+        let unit_overhead = config.unit_overhead.max(1);
+        let config = PlanConfig { sharing: Sharing::Even, unit_overhead, ..config };
         let plan = plan_of(config, group, &batch(&lens, 0));
-        let cost = |u: attn_metadata::plan::Unit| plan.unit_cost(&plan.tiles()[u.tile as usize], u.chunk);
-        let largest = plan.ranges().iter().flat_map(|r| plan.units(r)).map(cost).max().unwrap_or(0);
+        prop_assert_eq!(plan.ranges().len(), config.num_workers as usize);
+        let begins: Vec<u64> = plan.ranges().iter().map(|range| plan.number(&range.first)).collect();
+        prop_assert_eq!(begins, naive_even(&plan));
+        let largest = plan.ranges().iter().flat_map(|r| plan.units(r)).map(|u| unit_cost(&plan, u)).max().unwrap_or(0);
         let share = plan.total_cost().div_ceil(u64::from(config.num_workers));
         for range in plan.ranges() {
-            prop_assert!(plan.units(range).map(cost).sum::<u64>() <= share + largest);
+            prop_assert!(plan.units(range).map(|u| unit_cost(&plan, u)).sum::<u64>() <= share + largest);
+        }
+    }
+
+    #[test]
+    fn guided_ranges_shrink_and_are_never_empty(config in config(), group in group(), lens in lens()) {
+        let config = PlanConfig { sharing: Sharing::Guided, ..config };
+        let plan = plan_of(config, group, &batch(&lens, 0));
+        let workers = u64::from(config.num_workers);
+        if plan.num_units() < 3 * workers {
+            let even = plan_of(PlanConfig { sharing: Sharing::Even, ..config }, group, &batch(&lens, 0));
+            prop_assert_eq!(plan.ranges(), even.ranges());
+        } else {
+            let lens: Vec<u64> = plan.ranges().iter().map(|range| range.num_units).collect();
+            prop_assert!(lens.iter().all(|len| *len > 0));
+            // The last round takes what is left.
+            prop_assert!(lens.is_sorted_by(|a, b| a + 2 >= *b), "{:?}", lens);
+            prop_assert_eq!(lens[0], (plan.num_units() / (2 * workers)).max(1));
+        }
+    }
+
+    #[test]
+    fn longest_tiles_come_first(config in config(), group in group(), lens in lens()) {
+        let config = PlanConfig { sharing: Sharing::LongestTile, ..config };
+        let plan = plan_of(config, group, &batch(&lens, 0));
+        prop_assert_eq!(plan.ranges().len(), plan.tiles().len());
+        let mut least = u64::MAX;
+        for range in plan.ranges() {
+            let tile = &plan.tiles()[range.first.tile as usize];
+            prop_assert_eq!((range.first.kv_head, range.first.chunk), (0, 0));
+            prop_assert_eq!(range.num_units, u64::from(tile.num_chunks * group.heads.num_kv_heads));
+            let pairs = u64::from(tile.kv_end - tile.kv_begin) * u64::from(tile.q_len);
+            prop_assert!(pairs <= least.max(1).saturating_add(least / 8), "{} after {}", pairs, least);
+            least = least.min(pairs);
+        }
+    }
+
+    #[test]
+    fn short_requests_have_two_chunks_or_the_shortest(config in config(), lens in lens()) {
+        let group = PlanGroup::plain(HeadShape::new(2, 1, 8), false, None);
+        let plan = plan_of(config, group, &batch(&lens, 0));
+        let Chunking { chunk_len, shortest, max_q_len } = config.chunking;
+        for tile in plan.tiles() {
+            let (q_len, kv_len) = lens[tile.request as usize];
+            if q_len > max_q_len {
+                prop_assert_eq!(tile.chunk_len, u32::MAX);
+            } else if kv_len > chunk_len {
+                prop_assert_eq!(tile.chunk_len, chunk_len);
+            } else {
+                prop_assert_eq!(tile.num_chunks, if kv_len > shortest { 2 } else { 1 });
+            }
         }
     }
 }
@@ -188,8 +274,9 @@ fn a_skewed_batch_balances() {
     lens.push((1, 100_000));
     let config = PlanConfig {
         tile_len: 16,
-        chunking: Chunking { chunk_len: 512, max_q_len: 8 },
+        chunking: Chunking { chunk_len: 512, shortest: 512, max_q_len: 8 },
         num_workers: 8,
+        sharing: Sharing::Even,
         unit_overhead: 64,
     };
     let group = PlanGroup::plain(HeadShape::new(32, 8, 128), true, None);

@@ -1,10 +1,12 @@
 //! What a plan does, as text and as JSON: tiles, splits, balance, bytes, FLOPs, predicted time.
 
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 use std::fmt;
 
 use serde::Serialize;
 
-use super::Plan;
+use super::{Plan, Sharing, Unit};
 use crate::batch::Batch;
 use crate::model::{ModelSpec, PlanGroup};
 
@@ -140,7 +142,7 @@ fn group_report(
         num_tiles: plan.tiles().len(),
         num_units: plan.num_units(),
         num_split_tiles: plan.tiles().iter().filter(|t| t.is_split()).count(),
-        num_workers: plan.ranges().len(),
+        num_workers: plan.config().num_workers as usize,
         imbalance: imbalance(plan),
         workspace_bytes: plan.workspace().total_bytes(),
         bytes,
@@ -191,12 +193,27 @@ fn mask_text(group: &PlanGroup, batch: &Batch) -> String {
     text
 }
 
+/// Cost of the busiest worker over the mean, where whoever is free takes what is next.
 #[expect(clippy::cast_precision_loss, reason = "a ratio for people")]
 fn imbalance(plan: &Plan) -> f64 {
-    let cost = |range| plan.units(range).map(|u| plan.unit_cost(&plan.tiles()[u.tile as usize], u.chunk)).sum::<u64>();
-    let costs: Vec<u64> = plan.ranges().iter().map(cost).collect();
-    let (max, sum) = (costs.iter().copied().max().unwrap_or(0), costs.iter().sum::<u64>());
-    if sum == 0 { 1.0 } else { max as f64 * costs.len() as f64 / sum as f64 }
+    let cost = |unit: Unit| plan.unit_cost(&plan.tiles()[unit.tile as usize], unit.chunk);
+    let num_workers = plan.config().num_workers;
+    let mut loads: BinaryHeap<Reverse<u64>> = (0..num_workers).map(|_| Reverse(0)).collect();
+    let mut give = |cost: u64| {
+        if let Some(Reverse(least)) = loads.pop() {
+            loads.push(Reverse(least + cost));
+        }
+    };
+    for range in plan.ranges() {
+        if plan.config().sharing == Sharing::LongestTile {
+            let units: Vec<Unit> = plan.units(range).collect();
+            units.chunk_by(|a, b| a.kv_head == b.kv_head).for_each(|head| give(head.iter().map(|u| cost(*u)).sum()));
+        } else {
+            give(plan.units(range).map(cost).sum());
+        }
+    }
+    let (max, sum) = loads.iter().fold((0, 0), |(max, sum), Reverse(load)| (*load.max(&max), sum + load));
+    if sum == 0 { 1.0 } else { max as f64 * f64::from(num_workers) / sum as f64 }
 }
 
 fn request_reports(plan: &Plan, batch: &Batch) -> Vec<RequestReport> {

@@ -10,8 +10,30 @@ use crate::model::PlanGroup;
 pub struct Chunking {
     /// Tokens of a chunk, ≥ 1; chunk boundaries are its multiples. `u32::MAX`: one chunk, however long.
     pub chunk_len: u32,
+    /// Chunks of requests that see fewer tokens are halved until there are two of them, or until they are this long;
+    /// `chunk_len`: never.
+    pub shortest: u32,
     /// Requests with more query tokens than this are not cut: their tiles keep the workers busy.
     pub max_q_len: u32,
+}
+
+/// In which shares the workers get the units; changes no result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sharing {
+    /// A range for each worker, in order, of about the same cost; some may be empty.
+    Even,
+    /// For workers that take the next range when they are free: ranges in order, the first ones long, the last ones of
+    /// one unit, none empty, at most [`MAX_GUIDED`](Self::MAX_GUIDED) a worker. [`Even`](Self::Even) where there are
+    /// fewer than three units a worker.
+    Guided,
+    /// For workers that take the next KV head of a range when they are free: each range a whole tile, by falling cost of
+    /// its query tokens (within an eighth).
+    LongestTile,
+}
+
+impl Sharing {
+    /// Ranges a worker of [`Guided`](Self::Guided), at most.
+    pub const MAX_GUIDED: u32 = 8;
 }
 
 /// How a plan is made.
@@ -21,17 +43,37 @@ pub struct PlanConfig {
     pub tile_len: u32,
     /// How KV is cut.
     pub chunking: Chunking,
-    /// Ranges to make, ≥ 1; does not change any result.
+    /// Who share the units, ≥ 1; does not change any result.
     pub num_workers: u32,
+    /// How they share them.
+    pub sharing: Sharing,
     /// Cost of starting a unit, in (query token × KV token) pairs.
     pub unit_overhead: u32,
 }
 
 impl PlanConfig {
-    /// Chunk length for a request.
+    /// Chunk length for a request of `q_len` query tokens that see `visible` KV tokens, all of them together.
     #[must_use]
-    pub const fn chunk_len(&self, q_len: u32) -> u32 {
-        if q_len > self.chunking.max_q_len { u32::MAX } else { self.chunking.chunk_len }
+    pub const fn chunk_len(&self, q_len: u32, visible: u32) -> u32 {
+        let Chunking { chunk_len, shortest, max_q_len } = self.chunking;
+        if q_len > max_q_len {
+            return u32::MAX;
+        }
+        let mut len = chunk_len;
+        while len > shortest && visible <= len {
+            len = if len.div_ceil(2) > shortest { len.div_ceil(2) } else { shortest };
+        }
+        len
+    }
+
+    /// Ranges that a plan of at most so many tiles has, at most.
+    #[must_use]
+    pub const fn max_ranges(&self, num_tiles: usize) -> usize {
+        match self.sharing {
+            Sharing::Even => self.num_workers as usize,
+            Sharing::Guided => self.num_workers as usize * Sharing::MAX_GUIDED as usize,
+            Sharing::LongestTile => num_tiles,
+        }
     }
 }
 
@@ -95,12 +137,12 @@ pub struct Unit {
     pub chunk: u32,
 }
 
-/// A worker's share: `num_units` units from `first` on.
+/// A share of the work: `num_units` units from `first` on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorkRange {
     /// The first unit.
     pub first: Unit,
-    /// Number of units; may be 0.
+    /// Number of units; may be 0 in [`Sharing::Even`].
     pub num_units: u64,
 }
 
@@ -111,6 +153,8 @@ pub struct Plan {
     group: PlanGroup,
     tiles: Vec<Tile>,
     ranges: Vec<WorkRange>,
+    /// Scratch of [`Sharing::LongestTile`].
+    buckets: Vec<u32>,
     num_units: u64,
     num_partial_rows: u64,
     total_cost: u64,
@@ -123,9 +167,18 @@ impl Plan {
     /// If a size of the configuration is 0.
     #[must_use]
     pub fn new(config: PlanConfig, group: PlanGroup) -> Self {
-        let sizes = [config.tile_len, config.chunking.chunk_len, config.num_workers];
+        let sizes = [config.tile_len, config.chunking.chunk_len, config.chunking.shortest, config.num_workers];
         assert!(!sizes.contains(&0), "a plan needs tiles, chunks and workers: {config:?}");
-        Self { config, group, tiles: Vec::new(), ranges: Vec::new(), num_units: 0, num_partial_rows: 0, total_cost: 0 }
+        Self {
+            config,
+            group,
+            tiles: Vec::new(),
+            ranges: Vec::new(),
+            buckets: Vec::new(),
+            num_units: 0,
+            num_partial_rows: 0,
+            total_cost: 0,
+        }
     }
 
     /// Plans a batch, replacing the previous one. Reuses memory.
@@ -135,7 +188,12 @@ impl Plan {
         for (index, request) in (0u32..).zip(batch.requests()) {
             self.cut_request(index, request);
         }
-        self.cut_ranges();
+        self.ranges.clear();
+        match self.config.sharing {
+            Sharing::Guided if self.num_units >= 3 * u64::from(self.config.num_workers) => self.cut_guided(),
+            Sharing::Even | Sharing::Guided => self.cut_even(),
+            Sharing::LongestTile => self.order_tiles(),
+        }
     }
 
     /// How the plan was made.
@@ -156,7 +214,7 @@ impl Plan {
         &self.tiles
     }
 
-    /// The workers' shares, `num_workers` of them; together they hold each unit once, in order.
+    /// The shares of the work, see [`Sharing`]; together they hold each unit once.
     #[must_use]
     pub fn ranges(&self) -> &[WorkRange] {
         &self.ranges
@@ -194,7 +252,11 @@ impl Plan {
     }
 
     fn cut_request(&mut self, index: u32, request: &Request) {
-        let chunk_len = self.config.chunk_len(request.q_len);
+        let (first, last) = match request.q_len {
+            0 => (0, 0),
+            q_len => visible(&self.group, request, 0, q_len),
+        };
+        let chunk_len = self.config.chunk_len(request.q_len, last - first);
         let mut q_begin = 0;
         while q_begin < request.q_len {
             let q_len = self.config.tile_len.min(request.q_len - q_begin);
@@ -237,17 +299,62 @@ impl Plan {
 
     /// Cuts the units into `num_workers` ranges: a range begins with the first unit that starts at or after its
     /// share of the total cost.
-    fn cut_ranges(&mut self) {
-        self.ranges.clear();
+    fn cut_even(&mut self) {
         let workers = u64::from(self.config.num_workers);
+        // total x worker / workers, without a product that is wider than the total.
+        let (share, rest) = (self.total_cost / workers, self.total_cost % workers);
         let mut cursor = Cursor::default();
         let mut begin = Unit { tile: 0, kv_head: 0, chunk: 0 };
         for worker in 1..=workers {
-            let target = u64::try_from(u128::from(self.total_cost) * u128::from(worker) / u128::from(workers))
-                .expect("a part of a u64");
+            let target = share * worker + rest * worker / workers;
             let end = if worker == workers { self.end_unit() } else { self.seek(&mut cursor, target) };
             self.ranges.push(WorkRange { first: begin, num_units: self.number(&end) - self.number(&begin) });
             begin = end;
+        }
+    }
+
+    /// Cuts the units into ranges in rounds of one range a worker: half of what is left, then half of that, at last
+    /// single units. So whoever is slow takes little more, and whoever is fast has something to take.
+    fn cut_guided(&mut self) {
+        let workers = u64::from(self.config.num_workers);
+        let mut left = self.num_units;
+        let mut walk = Walk::default();
+        for round in 1..=Sharing::MAX_GUIDED {
+            let is_last = round == Sharing::MAX_GUIDED;
+            let len = if is_last { left.div_ceil(workers) } else { (left / (2 * workers)).max(1) };
+            for _ in 0..workers {
+                if left == 0 {
+                    return;
+                }
+                let num_units = len.min(left);
+                self.ranges.push(WorkRange { first: walk.at, num_units });
+                walk.advance(num_units, &self.tiles, self.group.heads.num_kv_heads);
+                left -= num_units;
+            }
+        }
+    }
+
+    /// A range for each tile, by falling cost: bucket by bucket, tiles of a bucket in order.
+    fn order_tiles(&mut self) {
+        let bucket = |tile: &Tile| {
+            let pairs = u64::from(tile.kv_end - tile.kv_begin) * u64::from(tile.q_len);
+            BUCKETS - 1 - size_class(pairs)
+        };
+        self.buckets.clear();
+        self.buckets.resize(BUCKETS + 1, 0);
+        for tile in &self.tiles {
+            self.buckets[bucket(tile) + 1] += 1;
+        }
+        for next in 1..=BUCKETS {
+            self.buckets[next] += self.buckets[next - 1];
+        }
+        let nothing = WorkRange { first: Unit { tile: 0, kv_head: 0, chunk: 0 }, num_units: 0 };
+        self.ranges.resize(self.tiles.len(), nothing);
+        for (index, tile) in (0u32..).zip(&self.tiles) {
+            let place = &mut self.buckets[bucket(tile)];
+            let num_units = u64::from(tile.num_chunks) * u64::from(self.group.heads.num_kv_heads);
+            self.ranges[*place as usize] = WorkRange { first: Unit { tile: index, kv_head: 0, chunk: 0 }, num_units };
+            *place += 1;
         }
     }
 
@@ -274,14 +381,18 @@ impl Plan {
             return (0, 0);
         }
         let kv_head = u32::try_from(target / head_cost).expect("the target is within the tile");
-        let mut left = target % head_cost;
-        for chunk in 0..tile.num_chunks {
-            if left == 0 {
-                return (kv_head, chunk);
-            }
-            left = left.saturating_sub(self.unit_cost(tile, chunk));
+        let left = target % head_cost;
+        let first = self.unit_cost(tile, 0);
+        // All chunks but the first and the last cost the same.
+        let chunk = match left {
+            0 => 0,
+            left if left <= first => 1,
+            left => 1 + (left - first).div_ceil(self.unit_cost(tile, 1).max(1)),
+        };
+        match u32::try_from(chunk) {
+            Ok(chunk) if chunk < tile.num_chunks => (kv_head, chunk),
+            _ => (kv_head + 1, 0),
         }
-        (kv_head + 1, 0)
     }
 
     fn end_unit(&self) -> Unit {
@@ -314,6 +425,48 @@ fn visible(group: &PlanGroup, request: &Request, q_begin: u32, q_len: u32) -> (u
 struct Cursor {
     tile: u32,
     cost: u64,
+}
+
+/// A place in the plan's order of units that moves by units.
+struct Walk {
+    at: Unit,
+}
+
+impl Default for Walk {
+    fn default() -> Self {
+        Self { at: Unit { tile: 0, kv_head: 0, chunk: 0 } }
+    }
+}
+
+impl Walk {
+    /// Moves on; the end is the first unit of the tile after the last.
+    fn advance(&mut self, mut num_units: u64, tiles: &[Tile], num_kv_heads: u32) {
+        while num_units > 0 {
+            let Some(tile) = tiles.get(self.at.tile as usize) else { return };
+            let done = u64::from(self.at.kv_head) * u64::from(tile.num_chunks) + u64::from(self.at.chunk);
+            let of_tile = u64::from(num_kv_heads) * u64::from(tile.num_chunks);
+            if done + num_units >= of_tile {
+                num_units -= of_tile - done;
+                self.at = Unit { tile: self.at.tile + 1, kv_head: 0, chunk: 0 };
+                continue;
+            }
+            let now = done + num_units;
+            let narrow = |x: u64| u32::try_from(x).expect("within the tile");
+            self.at.kv_head = narrow(now / u64::from(tile.num_chunks));
+            self.at.chunk = narrow(now % u64::from(tile.num_chunks));
+            return;
+        }
+    }
+}
+
+/// Classes of [`size_class`].
+const BUCKETS: usize = 64 * 8;
+
+/// A class that grows with `x`: its highest set bit and the three bits after that, so classes are an eighth wide.
+fn size_class(x: u64) -> usize {
+    let exponent = x.max(1).ilog2();
+    let fraction = if exponent >= 3 { x >> (exponent - 3) } else { x << (3 - exponent) } & 7;
+    exponent as usize * 8 + usize::try_from(fraction).expect("three bits")
 }
 
 /// Units of a range, see [`Plan::units`].

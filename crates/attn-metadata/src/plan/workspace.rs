@@ -67,7 +67,9 @@ pub fn workspace_requirement(config: &PlanConfig, group: &PlanGroup, limits: &Ba
     });
     // A run of tokens that starts inside a chunk touches one chunk more than its length needs.
     let straddle = u64::from(group.window_left.is_some());
-    let max_chunks = u64::from(visible.div_ceil(config.chunking.chunk_len)) + straddle;
+    // What is shorter than a chunk is cut in two where chunks may be shorter.
+    let halved = if visible > config.chunking.shortest { 2 } else { 1 };
+    let max_chunks = u64::from(visible.div_ceil(config.chunking.chunk_len)).max(halved) + straddle;
     let rows = u64::from(limits.max_rows) * u64::from(group.heads.num_qo_heads);
     let partial_rows = if max_chunks > 1 { rows.saturating_mul(max_chunks) } else { 0 };
     WorkspaceLayout::new(partial_rows, group.heads.head_dim_vo)
