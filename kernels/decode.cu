@@ -2,19 +2,23 @@
 //
 //   unit = (tile of query tokens, KV head, chunk of KV);  rows = q_len x group_size <= 16, row = token x group + head
 //
-// Grid: any; blocks are persistent and walk ranges of units. A unit's KV goes by in tiles of kTile tokens, of which each
-// warp owns 16 x kGroups, with its own running softmax and output. A warp copies just the tokens that it owns, into its own
-// ring of kStages stages, and refills a stage as soon as it has computed it; so between the ends of units warps never wait
-// for each other, and the rings stay full, also across units. At the end of a unit the warps' states meet, in the order of the warps.
-// Which tokens a warp takes, and the order in which states meet, depend on the chunk alone: so do the bits.
+// Grid: any; blocks are persistent and walk ranges of units: the first by the block's number, others by claim, since some SMs
+// get far more of the memory's bandwidth than others. A unit's KV goes by in tiles of kTile tokens, of which each warp owns
+// 16 x kGroups, with its own running softmax and output. A warp copies just the tokens that it owns, into its own ring of
+// kStages stages, and refills a stage as soon as it has computed it, so the rings stay full, also across units.
+// At the end of a unit its state goes from warp to warp: each adds its own and hands the sum on, the last one writes. Nobody
+// waits for a warp behind it, so the warps settle into running one after the other, and then wait for nobody at all.
+// Which tokens a warp takes, and the order in which states are added, depend on the chunk alone: so do the bits.
 //
-// Shared memory, bytes: kWarps x kStages x 16 kGroups x (row of K + row of V), see tile.cuh;
-//   kMaxRows rows of q; for each warp a Cursor and kStages TileInfos.
-//   a scratch for the end of a unit: see kScratchInRing.
+// Shared memory, bytes: kWarps x kStages x 16 kGroups x (row of K + row of V), see tile.cuh; the slot in which states are
+//   handed on, see kSlotInRing; kMaxRows rows of q where they are not in registers; for each warp a Cursor and kStages
+//   TileInfos; kClaims claimed ranges; kWarps barriers.
 // Registers, per thread: kDv / 2 outputs, kDq / 4 of q, 4 x 2 x kGroups scores.
-// Synchronisation: a warp's copies are seen after its own cp.async wait and __syncwarp. At the end of a unit there are block
-//   barriers: a round's outputs are in the scratch; its results are read from it; the next q is in its place.
+// Synchronisation: a warp's copies are seen after its own cp.async wait and __syncwarp. States are handed on by barriers
+//   between two warps, see end_unit. Where q is in shared memory, block barriers around its exchange, once for each run of
+//   chunks of a tile and head.
 // Tokens beyond the chunk are zero-filled, never read; rows of q beyond the unit's are garbage and their results dropped.
+#include "primitives/barrier.cuh"
 #include "primitives/cp_async.cuh"
 #include "primitives/fp8.cuh"
 #include "primitives/launch.cuh"
@@ -43,8 +47,31 @@ struct alignas(16) TileInfo {
 
 using Cursor = UnitCursor<kKernelDecode, kMaxRows>;
 
+// Ranges that a block claimed beyond its first, by number: the first warp claims, the others read. A warp is never so far
+// behind the first one that kClaims do not do.
+constexpr int kClaims = 8;
+constexpr int kClaimAhead = 3;  // tiles
+
+struct Claims {
+  unsigned long long* shared;  // [kClaims]: (number, range); atomics alone touch them
+
+  // Before the block's first barrier.
+  __device__ __forceinline__ void clear() const {
+    if (threadIdx.x < kClaims) shared[threadIdx.x] = 0;
+  }
+  __device__ __forceinline__ void publish(int number, int range) const {
+    atomicExch(shared + number % kClaims, static_cast<unsigned long long>(number) << 32 | static_cast<uint32_t>(range));
+  }
+  __device__ __forceinline__ int await(int number) const {
+    unsigned long long found;
+    do {
+      found = atomicAdd(shared + number % kClaims, 0ull);
+    } while (static_cast<int>(found >> 32) != number);
+    return static_cast<int>(found);
+  }
+};
+
 constexpr int at_most(int x, int limit) { return x < limit ? x : limit; }
-constexpr int at_least(int x, int limit) { return x > limit ? x : limit; }
 
 template <class Q_, class KV_, int kDq_, int kDv_, bool kGeneral_>
 struct Config {
@@ -75,24 +102,24 @@ struct Config {
   static constexpr int kVAt = kOwn * KLayout::kPitch;  // V follows K in a stage
   static constexpr int kStageBytes = kVAt + kOwn * VLayout::kPitch;
   static constexpr int kStages = kWarps * kStageBytes >= 24 * 1024 ? 2 : kWarps * kStageBytes >= 16 * 1024 ? 3 : 4;
-  static constexpr bool kQInRegisters = kDq < 192 && !(kFp8 && kDq == 128);  // else its fragments come from shared memory for each tile
-  // Meeting of the warps: outputs of kRoundRows rows at a time, then (m, l) of all rows, f32. The scratch is beside the ring, so
-  // that a stage is refilled before its warp waits for others; where q stays in shared memory there is no
-  // room, and the stage just computed is used.
-  static constexpr bool kScratchInRing = !kQInRegisters;
-  static constexpr int kScratchPitch = kDv + 8;
-  static constexpr int kRoundRows = kScratchInRing && 8 * kScratchPitch * 4 + kMaxRows * 8 <= kStageBytes ? 8 : 4;
-  static constexpr int kStatAt = kRoundRows * kScratchPitch * 4;
-  static constexpr int kScratchBytes = kStatAt + kMaxRows * 8;
-  static_assert(!kScratchInRing || kScratchBytes <= kStageBytes, "the scratch fits into a stage");
-  static constexpr int kScratchStride = kScratchInRing ? kStages * kStageBytes : kScratchBytes;  // from warp to warp
+  static constexpr bool kQInRegisters = kDq < 192;  // else its fragments come from shared memory for each tile
+
+  // What a warp hands on at a time: outputs of 8 rows, each lane its own fragments, and (m, l) of each lane. The slot is
+  // beside the ring; where there is no room it is the stage that the giving warp has just computed, and is refilled when the
+  // taker is done.
+  static constexpr bool kSlotInRing = kDq >= 192;
+  static constexpr int kSlotBytes = kDv / 8 * 32 * 8, kStatBytes = 32 * 8;
+  static_assert(!kSlotInRing || kSlotBytes <= kStageBytes, "the slot fits into a stage");
 
   static constexpr int kRingBytes = kWarps * kStages * kStageBytes;
   static constexpr int kQAt = kRingBytes;
-  static constexpr int kQBytes = kMaxRows * QLayout::kPitch;
-  static constexpr bool kQSharesScratch = kDq == 128 && !kFp8;  // else three blocks do not fit; q is in registers by then
-  static constexpr int kScratchAt = kQSharesScratch ? kQAt : kQAt + kQBytes;
-  static constexpr int kWarpAt = kScratchInRing ? kQAt + kQBytes : at_least(kScratchAt + kWarps * kScratchBytes, kQAt + kQBytes);
+  static constexpr int kQBytes = kQInRegisters ? 0 : kMaxRows * QLayout::kPitch;
+  static constexpr int kStatAt = kQAt + kQBytes;
+  static constexpr int kSlotAt = kStatAt + kStatBytes;
+  static_assert(!kSlotInRing || kWarps == 2, "one taker of what is in the ring");
+  static constexpr int kClaimsAt = kSlotAt + (kSlotInRing ? 0 : kSlotBytes);
+  static constexpr int kBarriersAt = kClaimsAt + kClaims * 8;
+  static constexpr int kWarpAt = kBarriersAt + kWarps * 8;
   static constexpr int kWarpBytes = static_cast<int>(sizeof(Cursor)) + kStages * static_cast<int>(sizeof(TileInfo));
   static constexpr int kSharedBytes = kWarpAt + kWarps * kWarpBytes;
 
@@ -102,12 +129,7 @@ struct Config {
   static constexpr int kRowsPerPass = 32 / kLanesPerRow;
   static constexpr int kPasses = kOwn / kRowsPerPass;
 
-  // Copying q: 16 bytes a thread and step.
-  static constexpr int kQChunks = kDq / 8;
-  static constexpr int kQSteps = (kMaxRows * kQChunks + kThreads - 1) / kThreads;
-
   static constexpr bool kIsCramped = kDq == 128 || kDq == 256;  // registers are short
-  static constexpr bool kLoadsQEarly = kQSteps <= 2 && !kFp8;  // where registers allow
   static_assert(kOwn % kRowsPerPass == 0 && kOwn <= 32 && kDq % 16 == 0 && kDv % 16 == 0, "");
 };
 
@@ -119,7 +141,9 @@ struct Loader {
   int pos, end;         // the next tile's first token; end of its chunk
   int kv_head;
   bool has_more;
-  int page;             // of the next tile's token that is the lane's number in what the warp owns
+  // Page ids of what the warp owns of the next two tiles: where that is 16 tokens, half of the lanes hold one tile's each, see half.
+  int page[C::kGroups];
+  int claimed;          // first lane of the first warp: the range to go on with; -1: not asked for yet
 
   __device__ __forceinline__ Cursor& cursor() const { return *reinterpret_cast<Cursor*>(mine); }
   __device__ __forceinline__ TileInfo& info(int stage) const { return reinterpret_cast<TileInfo*>(mine + sizeof(Cursor))[stage]; }
@@ -128,29 +152,60 @@ struct Loader {
     mine = in_shared;
     Cursor unit;
     has_more = unit.first(p);
+    unit.num_claims = p.claim != 0 && unit.num_ranges > static_cast<int>(gridDim.x) ? 0 : -1;
     enter(p, unit);
-    find_pages(p);
+    find_pages(p, true);
   }
 
-  __device__ __forceinline__ void step(const AttnParams& p, Cursor& unit) {
-    has_more = unit.next(p, static_cast<int>(gridDim.x));
+  __device__ __forceinline__ void step(const AttnParams& p, Cursor& unit, Claims claims) {
+    const bool is_claiming = unit.num_claims >= 0;
+    if (is_claiming && unit.left == 0) {
+      ++unit.num_claims;
+      int range = claimed;
+      if (threadIdx.x == 0) {
+        claims.publish(unit.num_claims, range);
+      } else if (threadIdx.x % 32 == 0) {
+        range = claims.await(unit.num_claims);
+      }
+      unit.range = __shfl_sync(~0u, range, 0);
+    }
+    has_more = unit.next(p, is_claiming ? 0 : static_cast<int>(gridDim.x));
     __syncwarp();  // all have read the cursor
     enter(p, unit);
+  }
+
+  // Asks for the next range when the last unit of this one has few tiles left to copy: early enough for the answer to be there
+  // in time, and no earlier, since a block that others have overtaken should not take more.
+  __device__ __forceinline__ void claim(const AttnParams& p) {
+    if (claimed < 0 && end - pos <= kClaimAhead * C::kTile) claimed = static_cast<int>(gridDim.x) + atomicAdd(ptr<int>(p.claim), 1);
   }
 
   __device__ __forceinline__ void enter(const AttnParams& p, const Cursor& unit) {
     if (has_more) {
       chunk_bounds(unit.facts, unit.chunk, pos, end);
       kv_head = unit.kv_head;
+      claimed = -1;
       if (threadIdx.x % 32 == 0) cursor() = unit;
     }
     __syncwarp();
   }
 
-  // Page ids of the next tile, a whole tile before its copies need them.
-  __device__ __forceinline__ void find_pages(const AttnParams& p) {
-    const int t = pos + threadIdx.x / 32 * C::kOwn + threadIdx.x % 32;
-    if (has_more && threadIdx.x % 32 < C::kOwn && t < end) page = place_of<kKernelDecode>(p, cursor().facts.pages_begin, t, cursor().facts.request).page;
+  // Page ids of the tile after the next, two tiles before its copies need them; after a step also of the next one.
+  __device__ __forceinline__ void find_pages(const AttnParams& p, bool is_new_unit) {
+    const int lane = threadIdx.x % 32, first = pos + threadIdx.x / 32 * C::kOwn;
+    if (C::kGroups == 2) {
+      page[0] = is_new_unit ? page_at(p, first + lane) : page[C::kGroups - 1];
+      page[C::kGroups - 1] = page_at(p, first + C::kTile + lane);
+    } else {
+      const bool holds_next = lane / 16 == half();
+      if (is_new_unit || !holds_next) page[0] = page_at(p, first + (holds_next ? 0 : C::kTile) + lane % 16);
+    }
+  }
+
+  __device__ __forceinline__ int half() const { return pos / C::kTile % 2; }
+
+  __device__ __forceinline__ int page_at(const AttnParams& p, int t) const {
+    return has_more && t < end ? place_of<kKernelDecode>(p, cursor().facts.pages_begin, t, cursor().facts.request).page : 0;
   }
 
   __device__ __forceinline__ bool needs_mask(const AttnParams& p, const TileFacts& t) const {
@@ -159,7 +214,7 @@ struct Loader {
   }
 
   // Starts copying the warp's tokens of the next tile into a stage, if there is one; commits in any case.
-  __device__ __forceinline__ bool copy(const AttnParams& p, uint32_t stage, int stage_idx) {
+  __device__ __forceinline__ bool copy(const AttnParams& p, uint32_t stage, int stage_idx, Claims claims) {
     const bool copied = has_more;
     if (has_more) {
       const int lane = threadIdx.x % 32, r0 = lane / C::kLanesPerRow, in_row = lane % C::kLanesPerRow;
@@ -170,7 +225,7 @@ struct Loader {
       for (int i = 0; i < C::kPasses; ++i) {
         const int row = r0 + i * C::kRowsPerPass, t = first + row;
         const bool valid = t < end;
-        const int its_page = __shfl_sync(~0u, page, row);
+        const int its_page = __shfl_sync(~0u, page[0], C::kGroups == 1 ? row + half() * 16 : row);
         const Place place = {valid ? its_page : 0, t - page_of(p.page_magic, p.page_shift, t) * p.page_size};
         const char* k = k_base + cache_offset(place, p.k_stride_page, p.k_stride_token) * C::KV::kBytes;
         const char* v = v_base + cache_offset(place, p.v_stride_page, p.v_stride_token) * C::KV::kBytes;
@@ -192,54 +247,42 @@ struct Loader {
         to.num_rows = unit.facts.q_len * p.group_size, to.q_begin = unit.facts.q_begin;
         if (is_last) to.partial = unit.facts.num_chunks > 1 ? static_cast<int>(partial_row(p, unit.facts, kv_head, unit.chunk)) : -1;
       }
+      if (threadIdx.x == 0 && unit.num_claims >= 0 && unit.left == 0) claim(p);
       pos += C::kTile;
       if (is_last) {
         Cursor next = unit;
-        step(p, next);
+        step(p, next, claims);
       }
-      find_pages(p);
+      find_pages(p, is_last);
     }
     cp_async_commit();
     return copied;
   }
 };
 
-// A block's share of q on its way to shared memory.
+// Copies the rows of q of a unit to where fragments come from, 16 bytes a thread and step. fp8 KV: as f16, dims within 16 in
+// the order in which bytes of K come (see scores).
 template <class C>
-struct QueryRows {
-  uint4 x[C::kQSteps];
-
-  // Loads the rows of a unit from global memory.
-  __device__ __forceinline__ void load(const AttnParams& p, const TileInfo& info) {
-#pragma unroll
-    for (int i = 0; i < C::kQSteps; ++i) {
-      const int at = threadIdx.x + i * C::kThreads, row = at / C::kQChunks, chunk = at % C::kQChunks;
-      if (row >= info.num_rows) continue;
-      const int token = row / p.group_size, head = info.kv_head * p.group_size + row - token * p.group_size;
-      const int64_t from = (info.q_begin + token) * p.q_stride_row + head * p.q_stride_head + chunk * 8;
-      x[i] = *reinterpret_cast<const uint4*>(ptr<const uint16_t>(p.q) + from);
+__device__ __forceinline__ void copy_q(const AttnParams& p, const TileInfo& info, unsigned char* q_rows) {
+  constexpr int kChunks = C::kDq / 8;
+#pragma unroll 2
+  for (int i = threadIdx.x; i < kMaxRows * kChunks; i += C::kThreads) {
+    const int row = i / kChunks, chunk = i % kChunks;
+    if (row >= info.num_rows) break;
+    const int token = row / p.group_size, head = info.kv_head * p.group_size + row - token * p.group_size;
+    const int64_t from = (info.q_begin + token) * p.q_stride_row + head * p.q_stride_head + chunk * 8;
+    const uint4 x = *reinterpret_cast<const uint4*>(ptr<const uint16_t>(p.q) + from);
+    if constexpr (C::kFp8) {
+      const float2 a = unpack2<typename C::Q>(x.x), b = unpack2<typename C::Q>(x.y), c = unpack2<typename C::Q>(x.z), d = unpack2<typename C::Q>(x.w);
+      // Eight dims are two lanes' quadruples: their first pairs go to slots 2c, their second pairs to slots 2c + 8.
+      const int even = chunk & ~1, half = chunk % 2 * 8;
+      *reinterpret_cast<uint2*>(q_rows + C::QLayout::at(row, even) + half) = make_uint2(pack2<F16>(a.x, a.y), pack2<F16>(c.x, c.y));
+      *reinterpret_cast<uint2*>(q_rows + C::QLayout::at(row, even + 1) + half) = make_uint2(pack2<F16>(b.x, b.y), pack2<F16>(d.x, d.y));
+    } else {
+      *reinterpret_cast<uint4*>(q_rows + C::QLayout::at(row, chunk)) = x;
     }
   }
-
-  // Puts them where fragments come from. fp8 KV: as f16, dims within 16 in the order in which bytes of K come (see scores).
-  __device__ __forceinline__ void put(unsigned char* q_rows) const {
-#pragma unroll
-    for (int i = 0; i < C::kQSteps; ++i) {
-      const int at = threadIdx.x + i * C::kThreads, row = at / C::kQChunks, chunk = at % C::kQChunks;
-      if (row >= kMaxRows) continue;
-      if constexpr (C::kFp8) {
-        const float2 a = unpack2<typename C::Q>(x[i].x), b = unpack2<typename C::Q>(x[i].y), c = unpack2<typename C::Q>(x[i].z),
-                     d = unpack2<typename C::Q>(x[i].w);
-        // Eight dims are two lanes' quadruples: their first pairs go to slots 2c, their second pairs to slots 2c + 8.
-        const int even = chunk & ~1, half = chunk % 2 * 8;
-        *reinterpret_cast<uint2*>(q_rows + C::QLayout::at(row, even) + half) = make_uint2(pack2<F16>(a.x, a.y), pack2<F16>(c.x, c.y));
-        *reinterpret_cast<uint2*>(q_rows + C::QLayout::at(row, even + 1) + half) = make_uint2(pack2<F16>(b.x, b.y), pack2<F16>(d.x, d.y));
-      } else {
-        *reinterpret_cast<uint4*>(q_rows + C::QLayout::at(row, chunk)) = x[i];
-      }
-    }
-  }
-};
+}
 
 // Where a lane's rows of A fragments of q are.
 template <class C>
@@ -251,13 +294,29 @@ __device__ __forceinline__ uint32_t q_address(uint32_t q_rows) {
 template <class C>
 struct Rows {
   uint32_t q[C::kQInRegisters ? C::kDq / 16 : 1][4];  // A fragments
-  float o[C::kDv / 8][4];                             // C fragments; fp8: dims permuted within 16, see put_outputs
-  float m[2], l[2];                                   // of rows g and g + 8
+  float o[C::kDv / 8][4];                             // C fragments; fp8: dims permuted within 16, see write_row
+  float m[2], l[2];                                   // of rows g and g + 8; l: of the lane's own columns
 
-  __device__ __forceinline__ void load_q(uint32_t q_rows) {
-    if constexpr (C::kQInRegisters) {
+  // Fragments of q from global memory; rows beyond the unit's are zero.
+  __device__ __forceinline__ void load_q(const AttnParams& p, const TileInfo& info) {
+    const int lane = lane_of_thread<C::kIsCramped>(), g = lane / 4, c = lane % 4;
 #pragma unroll
-      for (int k = 0; k < C::kDq / 16; ++k) ldmatrix4(q[k], C::QLayout::further(q_address<C>(q_rows), k * 32));
+    for (int half = 0; half < 2; ++half) {
+      const int row = g + 8 * half, token = row / p.group_size, head = info.kv_head * p.group_size + row - token * p.group_size;
+      const bool valid = row < info.num_rows;
+      const uint16_t* from = ptr<const uint16_t>(p.q) + (info.q_begin + token) * p.q_stride_row + head * p.q_stride_head;
+#pragma unroll
+      for (int k = 0; k < C::kDq / 16; ++k) {
+        if constexpr (C::kFp8) {
+          // As f16, dims in the order in which bytes of K come (see scores): four neighbours are slots 2c, 2c + 1, 2c + 8, 2c + 9.
+          const uint2 x = valid ? *reinterpret_cast<const uint2*>(from + k * 16 + 4 * c) : make_uint2(0, 0);
+          const float2 lo = unpack2<typename C::Q>(x.x), hi = unpack2<typename C::Q>(x.y);
+          q[k][half] = pack2<F16>(lo.x, lo.y), q[k][half + 2] = pack2<F16>(hi.x, hi.y);
+        } else {
+          q[k][half] = valid ? *reinterpret_cast<const uint32_t*>(from + k * 16 + 2 * c) : 0;
+          q[k][half + 2] = valid ? *reinterpret_cast<const uint32_t*>(from + k * 16 + 2 * c + 8) : 0;
+        }
+      }
     }
   }
 
@@ -268,6 +327,18 @@ struct Rows {
     for (int i = 0; i < C::kDv / 8; ++i) o[i][0] = o[i][1] = o[i][2] = o[i][3] = 0.0f;
   }
 };
+
+// Makes the rows of q of a unit ready. Where they are in shared memory, all warps do it together.
+template <class C>
+__device__ __forceinline__ void exchange_q(const AttnParams& p, const TileInfo& info, unsigned char* shared, Rows<C>& rows) {
+  if constexpr (C::kQInRegisters) {
+    rows.load_q(p, info);
+  } else {
+    __syncthreads();  // all are done with the rows before
+    copy_q<C>(p, info, shared + C::kQAt);
+    __syncthreads();
+  }
+}
 
 // S = Q K^T for the warp's 16 x kGroups tokens.
 template <class C>
@@ -409,88 +480,112 @@ __device__ __forceinline__ void add_values(Rows<C>& rows, uint32_t v_tile, const
   }
 }
 
-// Puts a warp's outputs of rows [first, first + kRoundRows) into its scratch, dims in their own order.
+// A lane's part of the state of 8 rows, in shared memory: each lane reads what the same lane of the warp before wrote.
 template <class C>
-__device__ __forceinline__ void put_outputs(const Rows<C>& rows, int first, float* scratch) {
-  const int g = threadIdx.x % 32 / 4, c = threadIdx.x % 4, r = g - first % 8;
-  if (r < 0 || r >= C::kRoundRows) return;
-  const bool is_upper = first >= 8;
-  auto at = [&](int i, int j) { return is_upper ? rows.o[i][2 + j] : rows.o[i][j]; };
-  float* to = scratch + r * C::kScratchPitch;
-  if constexpr (C::kFp8) {
-#pragma unroll
-    for (int i = 0; i < C::kDv / 8; i += 2) {  // fragments i, i + 1: even and odd dims of 16
-      *reinterpret_cast<float4*>(to + i * 8 + 4 * c) = make_float4(at(i, 0), at(i + 1, 0), at(i, 1), at(i + 1, 1));
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < C::kDv / 8; ++i) *reinterpret_cast<float2*>(to + i * 8 + 2 * c) = make_float2(at(i, 0), at(i, 1));
-  }
-}
+struct Slot {
+  float2* o;     // [kDv / 8][32]
+  float2* stat;  // (m, l) [32]
 
-// Merges what the warps left in the scratch for rows [first, first + kRoundRows) of the unit, and writes results or partial
-// states. `scratch`: warp 0's; the others' follow at intervals of kScratchStride.
-template <class C>
-__device__ __forceinline__ void write_rows(const AttnParams& p, const TileInfo& info, int first, float c, const unsigned char* scratch) {
-  auto stat_of = [&](int w, int row) { return *reinterpret_cast<const float2*>(scratch + w * C::kScratchStride + C::kStatAt + row * 8); };
-  const int num = min(info.num_rows - first, C::kRoundRows);
-  for (int i = threadIdx.x; i < num * (C::kDv / 4); i += C::kThreads) {
-    const int r = i / (C::kDv / 4), d = i % (C::kDv / 4) * 4, row = first + r;
-    float m = -kInf;
+  // Adds the state in the slot, which is of earlier tokens, to the warp's own.
+  __device__ __forceinline__ void add_to(Rows<C>& rows, int half, float c) const {
+    const int lane = threadIdx.x % 32;
+    const float2 before = stat[lane];
+    const float m = fmaxf(before.x, rows.m[half]);
+    const float f = rescale_factor(before.x, m, c), own = rescale_factor(rows.m[half], m, c);
+    rows.m[half] = m, rows.l[half] = before.y * f + rows.l[half] * own;
 #pragma unroll
-    for (int w = 0; w < C::kWarps; ++w) m = fmaxf(m, stat_of(w, row).x);
-    float l = 0.0f;
-    float4 sum = make_float4(0, 0, 0, 0);
-#pragma unroll
-    for (int w = 0; w < C::kWarps; ++w) {
-      const float2 stat = stat_of(w, row);
-      const float factor = rescale_factor(stat.x, m, c);
-      const float4 x = *reinterpret_cast<const float4*>(scratch + w * C::kScratchStride + (r * C::kScratchPitch + d) * 4);
-      l += stat.y * factor;
-      sum.x += x.x * factor, sum.y += x.y * factor, sum.z += x.z * factor, sum.w += x.w * factor;
+    for (int i = 0; i < C::kDv / 8; ++i) {
+      const float2 x = o[i * 32 + lane];
+      rows.o[i][2 * half] = x.x * f + rows.o[i][2 * half] * own;
+      rows.o[i][2 * half + 1] = x.y * f + rows.o[i][2 * half + 1] * own;
     }
-    const float lse2 = lse_base2(m, l, c);
-    const int token = row / p.group_size, head = info.kv_head * p.group_size + row - token * p.group_size;
-    const bool is_split = info.partial >= 0;
-    const RowEnd end = end_row(l, lse2, is_split ? -kInf : sink_of(p, head));
-    const float scale = end.scale * p.v_scale;
-    sum.x *= scale, sum.y *= scale, sum.z *= scale, sum.w *= scale;
+  }
+
+  __device__ __forceinline__ void put(const Rows<C>& rows, int half) const {
+    const int lane = threadIdx.x % 32;
+    stat[lane] = make_float2(rows.m[half], rows.l[half]);
+#pragma unroll
+    for (int i = 0; i < C::kDv / 8; ++i) o[i * 32 + lane] = make_float2(rows.o[i][2 * half], rows.o[i][2 * half + 1]);
+  }
+};
+
+// Writes the result or the partial state of row g + 8 half of a unit, from the registers of four lanes.
+template <class C>
+__device__ __forceinline__ void write_row(const AttnParams& p, const TileInfo& info, const Rows<C>& rows, int half, float c) {
+  const int lane = threadIdx.x % 32, row = lane / 4 + 8 * half, quad_lane = lane % 4;
+  const float l = quad_sum(rows.l[half]);
+  if (row >= info.num_rows) return;
+  const float lse2 = lse_base2(rows.m[half], l, c);
+  const int token = row / p.group_size, head = info.kv_head * p.group_size + row - token * p.group_size;
+  const bool is_split = info.partial >= 0;
+  const RowEnd end = end_row(l, lse2, is_split ? -kInf : sink_of(p, head));
+  const float scale = end.scale * p.v_scale;
+  const int64_t partial = static_cast<int64_t>(info.partial) + row;
+  if (quad_lane == 0) {
     if (is_split) {
-      const int64_t at = static_cast<int64_t>(info.partial) + row;
-      *reinterpret_cast<float4*>(ptr<float>(p.partial_out) + at * C::kDv + d) = sum;
-      if (d == 0) ptr<float>(p.partial_lse)[at] = lse2;
+      ptr<float>(p.partial_lse)[partial] = lse2;
     } else {
-      store_out4<typename C::Q>(p, info.q_begin + token, head, d, sum);
-      if (d == 0) store_lse(p, info.q_begin + token, head, end.lse);
+      store_lse(p, info.q_begin + token, head, end.lse);
+    }
+  }
+  float* to = ptr<float>(p.partial_out) + partial * C::kDv;
+  const uint64_t policy = evict_last_policy();  // else they take a twentieth of the time of a long batch on their way to memory
+#pragma unroll
+  for (int i = 0; i < C::kDv / 8; i += 2) {
+    const float* a = &rows.o[i][2 * half];
+    const float* b = &rows.o[i + 1][2 * half];
+    if constexpr (C::kFp8) {  // fragments i, i + 1: even and odd dims of 16
+      const float4 x = make_float4(a[0] * scale, b[0] * scale, a[1] * scale, b[1] * scale);
+      const int d = i * 8 + 4 * quad_lane;
+      if (is_split) {
+        store_kept(reinterpret_cast<float4*>(to + d), x, policy);
+      } else {
+        store_out4<typename C::Q>(p, info.q_begin + token, head, d, x);
+      }
+    } else {
+      const int d = i * 8 + 2 * quad_lane;
+      if (is_split) {
+        store_kept(reinterpret_cast<float2*>(to + d), make_float2(a[0] * scale, a[1] * scale), policy);
+        store_kept(reinterpret_cast<float2*>(to + d + 8), make_float2(b[0] * scale, b[1] * scale), policy);
+      } else {
+        store_out2<typename C::Q>(p, info.q_begin + token, head, d, a[0] * scale, a[1] * scale);
+        store_out2<typename C::Q>(p, info.q_begin + token, head, d + 8, b[0] * scale, b[1] * scale);
+      }
     }
   }
 }
 
-// The end of a unit, for the whole block. `scratch`: warp 0's. `next`: a unit with other rows of q follows, which are put in
-// place; null: not so.
+// The end of a unit: its state goes from warp to warp, 8 rows at a time. `stage_idx`: the one just computed. `round`: how many
+// times 8 rows have gone round in the block; all warps count alike.
 template <class C>
-__device__ __forceinline__ void end_unit(const AttnParams& p, const Rows<C>& rows, const TileInfo& info, const TileInfo* next, float c, unsigned char* shared,
-                                         unsigned char* scratch) {
-  const int g = threadIdx.x % 32 / 4;
-  unsigned char* mine = scratch + threadIdx.x / 32 * C::kScratchStride;
-  QueryRows<C> q;
-  if (C::kLoadsQEarly && next != nullptr) q.load(p, *next);  // under way during what follows
+__device__ __forceinline__ void end_unit(const AttnParams& p, Rows<C>& rows, const TileInfo& info, float c, unsigned char* shared, int stage_idx, int& round) {
+  constexpr int kLast = C::kWarps - 1;
+  const int warp = threadIdx.x / 32;
+  uint64_t* barriers = reinterpret_cast<uint64_t*>(shared + C::kBarriersAt);
+  uint64_t* taken = barriers;  // [0]: the last warp has taken the state out of the slot; [w]: warp w - 1 has put it there
+  auto slot_from = [&](int giver) {
+    const int at = C::kSlotInRing ? (giver * C::kStages + stage_idx) * C::kStageBytes : C::kSlotAt;
+    return Slot<C>{reinterpret_cast<float2*>(shared + at), reinterpret_cast<float2*>(shared + C::kStatAt)};
+  };
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const float l = quad_sum(rows.l[half]);
-    if (threadIdx.x % 4 == 0) reinterpret_cast<float2*>(mine + C::kStatAt)[g + half * 8] = make_float2(rows.m[half], l);
+    if (8 * half >= info.num_rows) break;
+    if (warp > 0) {
+      barrier_wait(barriers + warp, round & 1);
+      slot_from(warp - 1).add_to(rows, half, c);
+    } else if (!C::kSlotInRing && round > 0) {
+      barrier_wait(taken, (round & 1) ^ 1);
+    }
+    if (warp < kLast) {
+      slot_from(warp).put(rows, half);
+      barrier_arrive(barriers + warp + 1);
+      if (C::kSlotInRing) barrier_wait(taken, round & 1);  // before the stage is refilled
+    } else {
+      barrier_arrive(taken);
+      write_row<C>(p, info, rows, half, c);
+    }
+    ++round;
   }
-#pragma unroll 1
-  for (int first = 0; first < info.num_rows; first += C::kRoundRows) {
-    put_outputs<C>(rows, first, reinterpret_cast<float*>(mine));
-    __syncthreads();
-    write_rows<C>(p, info, first, c, scratch);
-    __syncthreads();
-  }
-  if (next == nullptr) return;
-  if (!C::kLoadsQEarly) q.load(p, *next);
-  q.put(shared + C::kQAt);
-  __syncthreads();
 }
 
 template <class C>
@@ -503,26 +598,25 @@ __device__ __forceinline__ void decode(const AttnParams& p) {
 
   const float scale = p.sm_scale * p.k_scale;
   const float c = C::kGeneral ? 1.0f : scale * kLog2e;  // general: scores are shaped, in base 2, before the softmax
+  const Claims claims = {reinterpret_cast<unsigned long long*>(shared + C::kClaimsAt)};
+  claims.clear();
+  if (threadIdx.x < C::kWarps) barrier_init(reinterpret_cast<uint64_t*>(shared + C::kBarriersAt) + threadIdx.x);
+  __syncthreads();
   Loader<C> loader;
   loader.start(p, shared + C::kWarpAt + warp * C::kWarpBytes);
   int pending = 0;  // tiles copied and not yet computed
 #pragma unroll
   for (int i = 0; i < C::kStages; ++i) {
-    pending += loader.copy(p, ring + i * C::kStageBytes, i);
+    pending += loader.copy(p, ring + i * C::kStageBytes, i, claims);
     __syncwarp();
   }
 
   Rows<C> rows;
   if (pending > 0) {
-    QueryRows<C> q;
-    q.load(p, loader.info(0));
-    q.put(shared + C::kQAt);
-    __syncthreads();
-    rows.load_q(shared_address(shared + C::kQAt));
-    if (C::kQSharesScratch) __syncthreads();
+    exchange_q<C>(p, loader.info(0), shared, rows);
     rows.clear();
   }
-  int stage = 0;
+  int stage = 0, round = 0;
   while (pending > 0) {
     cp_async_wait<C::kStages - 1>();
     __syncwarp();
@@ -539,20 +633,20 @@ __device__ __forceinline__ void decode(const AttnParams& p) {
     const int next_stage = stage + 1 == C::kStages ? 0 : stage + 1;
     const TileInfo* next = unit.is_last && pending > 0 ? &loader.info(next_stage) : nullptr;
     auto end = [&] {
+      end_unit<C>(p, rows, unit, c, shared, stage, round);
       const bool keeps_q = next != nullptr && next->tile == unit.tile && next->kv_head == unit.kv_head;
-      unsigned char* scratch = shared + (C::kScratchInRing ? stage * C::kStageBytes : C::kScratchAt);
-      end_unit<C>(p, rows, unit, keeps_q ? nullptr : next, c, shared, scratch);
-      if (!keeps_q && next != nullptr) rows.load_q(shared_address(shared + C::kQAt));
-      if (C::kQSharesScratch && !keeps_q) __syncthreads();  // all have read q, which the next scratch overwrites
+      if (next != nullptr && !keeps_q) exchange_q<C>(p, *next, shared, rows);
       rows.clear();
     };
-    if (C::kScratchInRing && unit.is_last) end();
-    pending += loader.copy(p, ring + stage * C::kStageBytes, stage);
-    if (!C::kScratchInRing && unit.is_last) end();
+    if (C::kSlotInRing && unit.is_last) end();
+    pending += loader.copy(p, ring + stage * C::kStageBytes, stage, claims);
+    if (!C::kSlotInRing && unit.is_last) end();
     if (!loader.has_more) launch_dependents();
     stage = next_stage;
   }
   zero_padding_rows<typename C::Q, C::kDv>(p);
+  const bool has_claimed = p.claim != 0 && load_table(&ptr<const AttnStep>(p.step)->num_ranges) > static_cast<int>(gridDim.x);
+  if (has_claimed && threadIdx.x == 0) leave_claims(p);
 }
 
 }  // namespace

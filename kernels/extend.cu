@@ -2,13 +2,13 @@
 //
 //   unit = (tile of query tokens, KV head, chunk of KV);  row = token x group + head, so a group shares its KV loads
 //
-// Grid: any; blocks are persistent and take ranges of units, by stride or by an atomic claim. A block holds kRows rows of q;
+// Grid: any; blocks are persistent and take ranges of units by stride, or claim the KV heads of tiles one by one. A block holds kRows rows of q;
 // a warp owns 16 x kMt of them and sees all tokens. KV goes by in tiles of kTile tokens through two stages, the next one under
 // way while this one is used. A unit of more than kRows rows (a very large group) passes over its KV once for each kRows.
 // A row's arithmetic depends on its chunk and its place in the tile alone.
 //
 // Shared memory, bytes: kRows rows of q; 2 x kTile x (row of K + row of V); see tile.cuh;
-//   2 x kTile page ids; the claimed range; the chunk's bounds and the unit (all threads read them there, to spare registers).
+//   2 x kTile page ids; the claimed head; the chunk's bounds, the unit's rows and the unit (read there, to spare registers).
 // Registers, per thread: kMt x (kDv / 2 outputs + kTile / 2 scores).
 // Barriers: at the start of a pass, all warps are done with q and both stages; at the top of an iteration, the stage has
 //   arrived for all, and the other one, consumed before, may be overwritten. A warp's rows of q are its own scratch at the end.
@@ -469,40 +469,38 @@ __device__ __forceinline__ void extend(const AttnParams& p) {
   int* claimed = reinterpret_cast<int*>(shared + C::kClaimAt);
   check_shape<kKernelExtend, C::kDq, C::kDv>(p);
   wait_for_previous();
-  const bool claims = p.claim != 0;
   Cursor& unit = *reinterpret_cast<Cursor*>(shared + C::kUnitAt);
-  Cursor next;
-  if (claims) {
-    if (threadIdx.x == 0) *claimed = atomicAdd(ptr<int>(p.claim), 1);
-    __syncthreads();
+  int* bounds = reinterpret_cast<int*>(shared + C::kBoundsAt);
+  if (threadIdx.x == 0) {
+    unit.init(p, static_cast<int>(blockIdx.x));
+    *claimed = static_cast<int>(blockIdx.x);
   }
-  next.init(p, claims ? *claimed : static_cast<int>(blockIdx.x));
-  while (next.next(p, claims ? 0 : static_cast<int>(gridDim.x))) {
+  while (true) {
     __syncthreads();  // all are done with the last unit
     if (threadIdx.x == 0) {
+      Cursor next = unit;
+      const bool has_unit = p.claim != 0 && next.left == 0 ? next.take_head(p, *claimed) : next.next(p, static_cast<int>(gridDim.x));
+      if (has_unit) {
+        chunk_bounds(next.facts, next.chunk, bounds[0], bounds[1]);
+        // The next head is claimed while the last chunk of this one is computed.
+        if (p.claim != 0 && next.left == 0) *claimed = static_cast<int>(gridDim.x) + atomicAdd(ptr<int>(p.claim), 1);
+      }
+      bounds[2] = has_unit ? next.facts.q_len * p.group_size : 0;
       unit = next;
-      int* bounds = reinterpret_cast<int*>(shared + C::kBoundsAt);
-      chunk_bounds(next.facts, next.chunk, bounds[0], bounds[1]);
-      // The next range is claimed while the last unit of this one is computed.
-      if (claims && next.left == 0) *claimed = atomicAdd(ptr<int>(p.claim), 1);
     }
-    const int num_rows = next.facts.q_len * p.group_size;
-    for (int first_row = 0; first_row < num_rows; first_row += C::kRows) {
-      __syncthreads();
+    __syncthreads();
+    const int num_rows = bounds[2];
+    if (num_rows == 0) break;
+    int first_row = 0;
+    do {
+      if (first_row > 0) __syncthreads();
       pass<C>(p, unit, first_row, shared);
-    }
-    next = unit;
-    if (claims && next.left == 0) next.range = *claimed;
+      first_row += C::kRows;
+    } while (first_row < (C::kIsCramped ? num_rows : bounds[2]));  // each of the two spills where the other does not
   }
   zero_padding_rows<typename C::Q, C::kDv>(p);
   launch_dependents();
-  if (claims && threadIdx.x == 0) {
-    __threadfence();
-    if (atomicAdd(ptr<int>(p.claim) + 1, 1) == static_cast<int>(gridDim.x) - 1) {  // the last block leaves zeros
-      ptr<int>(p.claim)[0] = 0;
-      ptr<int>(p.claim)[1] = 0;
-    }
-  }
+  if (p.claim != 0 && threadIdx.x == 0) leave_claims(p);
 }
 
 }  // namespace

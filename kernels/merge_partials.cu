@@ -30,27 +30,39 @@ struct Shared {
   float top[kWarps], weight[kWarps];
 };
 
-// sum_i w_i out_i over states [begin, end) of dims 4 lane .. 4 lane + 3 of a segment of 128; `w` is weight i in lane i - begin.
-__device__ __forceinline__ float4 weighted_sum(const States& s, int begin, int end, float w, int dv, int d) {
-  float4 sum = make_float4(0, 0, 0, 0);
-  const int64_t step = s.stride * dv;
-  const float* from = s.out + (s.base + begin * s.stride) * dv + d;
-  for (int i0 = begin; i0 < end; i0 += kAhead) {
-    float4 x[kAhead];
+// kAhead states' outputs of dims d .. d + 3, from state `begin` on; 0 beyond `end`.
+struct Outputs {
+  float4 x[kAhead];
+
+  __device__ __forceinline__ void load(const States& s, int begin, int end, int dv, int d) {
+    const int64_t step = s.stride * dv;
+    const float* from = s.out + (s.base + begin * s.stride) * dv + d;
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
       x[i] = make_float4(0, 0, 0, 0);
-      if (i0 + i < end && d < dv) x[i] = load_fresh4(from);
+      if (begin + i < end && d < dv) x[i] = load_fresh4(from);
       from += step;
     }
+  }
+
+  // Adds them up; the weight of x[i] is w in lane `first` + i.
+  __device__ __forceinline__ void add_to(float4& sum, float w, int first) const {
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
-      const float weight = __shfl_sync(~0u, w, i0 + i - begin);
-      if (i0 + i < end) {
-        sum.x = fmaf(weight, x[i].x, sum.x), sum.y = fmaf(weight, x[i].y, sum.y);
-        sum.z = fmaf(weight, x[i].z, sum.z), sum.w = fmaf(weight, x[i].w, sum.w);
-      }
+      const float weight = __shfl_sync(~0u, w, (first + i) % 32);
+      sum.x = fmaf(weight, x[i].x, sum.x), sum.y = fmaf(weight, x[i].y, sum.y);
+      sum.z = fmaf(weight, x[i].z, sum.z), sum.w = fmaf(weight, x[i].w, sum.w);
     }
+  }
+};
+
+// sum_i w_i out_i over states [begin, end) of dims d .. d + 3; `w` is weight i in lane i - begin, 0 beyond `end`.
+__device__ __forceinline__ float4 weighted_sum(const States& s, int begin, int end, float w, int dv, int d) {
+  float4 sum = make_float4(0, 0, 0, 0);
+  Outputs outputs;
+  for (int i = begin; i < end; i += kAhead) {
+    outputs.load(s, i, end, dv, d);
+    outputs.add_to(sum, w, i - begin);
   }
   return sum;
 }
@@ -66,17 +78,27 @@ __device__ __forceinline__ void write_row(const AttnParams& p, int row, int head
   if (d == 0) store_lse(p, row, head, end.lse);
 }
 
-// One warp, at most 32 states.
+// One warp, at most 32 states. The first outputs are under way while weights are made.
 template <class T>
 __device__ __forceinline__ void merge_few(const AttnParams& p, const States& s, int row, int head) {
   const int lane = threadIdx.x % 32;
+  Outputs first;
+  first.load(s, 0, s.num, p.head_dim_vo, lane * 4);
   const float lse = lane < s.num ? load_lse(s, lane) : -kInf;
   const float top = warp_max(lse);
   const float w = exp2_approx(lse - (top == -kInf ? 0.0f : top));
   const float total = warp_sum(w);
   const RowEnd end = end_row(total, lse_base2(top, total, 1.0f), sink_of(p, head));
   for (int d = lane * 4; d < (p.head_dim_vo + 127) / 128 * 128; d += 128) {
-    write_row<T>(p, row, head, d, weighted_sum(s, 0, s.num, w, p.head_dim_vo, d), end);
+    float4 sum = make_float4(0, 0, 0, 0);
+    if (d != lane * 4) first.load(s, 0, s.num, p.head_dim_vo, d);
+    first.add_to(sum, w, 0);
+    Outputs outputs;
+    for (int i = kAhead; i < s.num; i += kAhead) {
+      outputs.load(s, i, s.num, p.head_dim_vo, d);
+      outputs.add_to(sum, w, i);
+    }
+    write_row<T>(p, row, head, d, sum, end);
   }
 }
 
@@ -124,8 +146,9 @@ __device__ __forceinline__ void merge_many(const AttnParams& p, const States& s,
 template <class T>
 __device__ __forceinline__ void merge_partials(const AttnParams& p) {
   __shared__ Shared shared;
+  // Tables were there before the kernel that this one merges for began, so only its results are waited for.
   const int num_units = load_table(&ptr<const AttnStep>(p.step)->num_merge_units);
-  wait_for_previous();
+  bool has_waited = false;
   for (int i = blockIdx.x; i < num_units; i += static_cast<int>(gridDim.x)) {
     const int4 unit = load_table4(ptr<const AttnMergeUnit>(p.merge_units) + i);
     const int row = unit.x, head_begin = unit.z, num_heads = unit.w;
@@ -135,6 +158,8 @@ __device__ __forceinline__ void merge_partials(const AttnParams& p) {
     ATTN_CHECK(row >= t.q_begin && row < t.q_begin + t.q_len && t.num_chunks > 1 && head_begin >= 0 && num_heads >= 1 &&
                    num_heads <= kMergeHeads && head_begin + num_heads <= p.num_qo_heads,
                p.check, kKernelMergePartials, kCheckMergeUnit, t.request, row);
+    if (!has_waited) wait_for_previous();
+    has_waited = true;
     const bool is_many = t.num_chunks > kMergeWarpChunks;
     for (int h = is_many ? 0 : threadIdx.x / 32; h < num_heads; h += is_many ? 1 : kWarps) {
       const int head = head_begin + h, kv_head = head / p.group_size;
@@ -147,6 +172,7 @@ __device__ __forceinline__ void merge_partials(const AttnParams& p) {
       }
     }
   }
+  if (!has_waited) wait_for_previous();
   launch_dependents();
 }
 

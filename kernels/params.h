@@ -71,9 +71,11 @@ static const int32_t kMergeHeads = 8;
 // The workspace row of (kv_head, chunk, query r of the tile, head h of the group) is
 //   first_partial + ((kv_head x num_chunks + chunk) x q_len + r) x group_size + h.
 //
-// Grid: one-dimensional, any size; block b takes ranges b, b + grid, ... (or the next free one, see `claim`). The table of
-// ranges has at least grid entries, whatever num_ranges says (beyond it: any values).
-// Results do not depend on grid or ranges. Suggested: num SMs x ctas_per_sm of the .inst entry.
+// Grid: one-dimensional, any size; block b takes ranges b, b + grid, ... The table of ranges has at least grid entries,
+// whatever num_ranges says (beyond it: any values). With `claim`, and more ranges than blocks, blocks take what is next when
+// they are free: `decode_*` a range, none of which is empty; `extend_*` a KV head of a range, each of which is a whole tile
+// (`extend_*` does so however few they are). `plain_*` always go by stride.
+// Results do not depend on grid, ranges or claims. Suggested: num SMs x ctas_per_sm of the .inst entry.
 struct AttnParams {
   DevicePtr q;             // [num_rows, num_qo_heads, head_dim_qk]
   DevicePtr out;           // [num_rows, num_qo_heads, head_dim_vo], dtype of q
@@ -90,7 +92,7 @@ struct AttnParams {
   DevicePtr sinks;         // f32 [num_qo_heads]; 0: none
   DevicePtr alibi_slopes;  // f32 [num_qo_heads]; 0: none ("general" kernels only)
   DevicePtr custom_mask;   // packed bits, least significant first; 0: none ("general" kernels only)
-  DevicePtr claim;         // i32 [2], zeros before the first launch, left as zeros: blocks claim ranges in order; 0: b + i x grid
+  DevicePtr claim;         // i32 [2], zeros before the first launch, left as zeros; 0: blocks go by stride. See below
   DevicePtr check;         // CheckRecord, zeroed; read by the checked flavour alone
 
   int64_t q_stride_row;    // elements between rows

@@ -43,3 +43,19 @@ __device__ __forceinline__ uint2 load_shared2(uint32_t address) {
   asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(address));
   return x;
 }
+
+// Stores of what is read again soon, while much else goes through the L2 cache: they ask to be evicted last; PTX createpolicy.
+__device__ __forceinline__ uint64_t evict_last_policy() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
+__device__ __forceinline__ void store_kept(float2* to, float2 x, uint64_t policy) {
+  asm volatile("st.global.L2::cache_hint.v2.f32 [%0], {%1, %2}, %3;" ::"l"(to), "f"(x.x), "f"(x.y), "l"(policy) : "memory");
+}
+
+__device__ __forceinline__ void store_kept(float4* to, float4 x, uint64_t policy) {
+  asm volatile("st.global.L2::cache_hint.v4.f32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(to), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w), "l"(policy)
+               : "memory");
+}

@@ -60,6 +60,7 @@ struct alignas(16) UnitCursor {
   int tile, kv_head, chunk;  // the unit
   int left;                  // units after it in the range
   int range, num_ranges;     // the next range
+  int num_claims;            // decode: ranges claimed beyond the first; -1: the block goes by stride
   TileFacts facts;           // of `tile`
 
   // Before the first unit; `first` is the first range.
@@ -78,6 +79,18 @@ struct alignas(16) UnitCursor {
     tile = r.x, kv_head = r.y, chunk = r.z, left = r.w - 1;
     range += static_cast<int>(gridDim.x);
     enter_tile(p);
+    return true;
+  }
+
+  // The first chunk of a KV head of a range that is a whole tile; false where `number`, which counts heads of ranges, is beyond
+  // them. The head's other chunks come by next.
+  __device__ __forceinline__ bool take_head(const AttnParams& p, int number) {
+    const int of_ranges = number / p.num_kv_heads;
+    if (of_ranges >= num_ranges) return false;
+    tile = load_table(&(ptr<const AttnRange>(p.ranges) + of_ranges)->tile);
+    kv_head = number - of_ranges * p.num_kv_heads, chunk = 0, left = 0;
+    enter_tile(p);
+    left = facts.num_chunks - 1;
     return true;
   }
 
@@ -118,3 +131,12 @@ struct alignas(16) UnitCursor {
     return true;
   }
 };
+
+// The end of a block that claimed ranges, by one thread: the last block leaves zeros for the next launch.
+__device__ __forceinline__ void leave_claims(const AttnParams& p) {
+  __threadfence();
+  if (atomicAdd(ptr<int>(p.claim) + 1, 1) == static_cast<int>(gridDim.x) - 1) {
+    ptr<int>(p.claim)[0] = 0;
+    ptr<int>(p.claim)[1] = 0;
+  }
+}

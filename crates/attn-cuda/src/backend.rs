@@ -25,6 +25,9 @@ pub(crate) const NAME: &str = "cuda";
 /// Name of the backend that uses the kernel for any shape alone.
 pub(crate) const PLAIN_NAME: &str = "cuda-plain";
 
+/// Bytes of `claim` of `kernels/params.h`.
+const CLAIM_BYTES: usize = 8;
+
 /// The registry's row for the backend with every kernel.
 #[must_use]
 pub const fn entry() -> BackendEntry<Cuda> {
@@ -94,6 +97,8 @@ pub struct CudaBackend {
     /// Where the next step is planned, so that a refusal leaves the live ones alone.
     next: CudaStep,
     staging: Staging,
+    /// Where kernels' blocks claim ranges; one kernel at a time, in stream order, each leaves zeros.
+    claims: Arc<DeviceBuffer>,
     /// Partial states of uncaptured steps; grows.
     workspace: Option<Arc<DeviceBuffer>>,
     /// Partial states of captured steps, all of them; made with the limits.
@@ -134,6 +139,7 @@ impl CudaBackend {
         }
         let constants = model.layers().iter().zip(&chosen).map(|(l, k)| LayerConstants::new(device, l, *k));
         let layers = constants.collect::<Result<Vec<_>, _>>().map_err(failed)?;
+        let claims = DeviceBuffer::zeroed(device, CLAIM_BYTES, "claims").map_err(failed)?;
         let policies = GroupPolicy::of_model(model, &chosen, properties.num_sms);
         let pool = PoolShape { num_pages: 0, page_size: model.page_size() };
         let step = || CudaStep::new(policies.iter().map(|policy| policy.plan(pool)).collect(), pool);
@@ -148,6 +154,7 @@ impl CudaBackend {
             next: step(),
             policies,
             staging: Staging::new(device),
+            claims: Arc::new(claims),
             device: config.device.clone(),
             workspace: None,
             captured_workspace: None,
@@ -167,7 +174,8 @@ impl CudaBackend {
     /// [`RunError::StalePlan`].
     pub fn keeps(&self, step: &Prepared) -> Result<Vec<Arc<dyn Any + Send + Sync>>, RunError> {
         let planned = self.steps.get(step)?;
-        let mut keeps: Vec<Arc<dyn Any + Send + Sync>> = vec![Arc::clone(&self.kernels) as _];
+        let mut keeps: Vec<Arc<dyn Any + Send + Sync>> =
+            vec![Arc::clone(&self.kernels) as _, Arc::clone(&self.claims) as _];
         let buffers = [&planned.tables, &planned.workspace_buffer].into_iter().flatten();
         keeps.extend(buffers.map(|buffer| Arc::clone(buffer) as Arc<dyn Any + Send + Sync>));
         for layer in &self.layers {
@@ -260,6 +268,7 @@ impl CudaBackend {
             step: self.steps.get(step)?,
             group: self.model.group_of(layer).expect("the layer was checked"),
             cache: kv.cache(),
+            claims: &self.claims,
             check: check.map_err(&failed)?,
         })
     }

@@ -8,7 +8,9 @@ use std::sync::Arc;
 
 use attn_metadata::{Kv, Layer, ModelSpec};
 
-use crate::device::{CudaKv, CudaLseMut, CudaTensor, CudaTensorMut, Device, DeviceError, Kernel, LaunchShape};
+use crate::device::{
+    CudaKv, CudaLseMut, CudaTensor, CudaTensorMut, Device, DeviceBuffer, DeviceError, Kernel, LaunchShape,
+};
 use crate::entry::Entry;
 use crate::kernel_set::{KernelSet, LayerConstants};
 use crate::params::{AttnParams, MergeStatesParams, StoreKvParams, page_division};
@@ -28,6 +30,8 @@ pub(crate) struct LayerCall<'a> {
     pub(crate) step: &'a CudaStep,
     pub(crate) group: usize,
     pub(crate) cache: &'a CudaKv,
+    /// Where blocks claim ranges: zeros, as each kernel leaves it.
+    pub(crate) claims: &'a DeviceBuffer,
     /// Where checked kernels leave their record; 0: kernels do not check.
     pub(crate) check: u64,
 }
@@ -71,7 +75,8 @@ impl LayerCall<'_> {
         for part in tables.parts.iter().filter(|part| part.grid > 0) {
             let pair = if part.is_decode { self.constants.kernels.decode } else { Some(self.constants.kernels.extend) };
             let entry = pair.expect("a part for decoding has its kernel").of(self.step.has_mask);
-            let params = AttnParams { step: part.step, tiles: part.tiles, ranges: part.ranges, ..params };
+            let claim = if self.step.is_claimed(self.group, part) { self.claims.address() } else { 0 };
+            let params = AttnParams { step: part.step, tiles: part.tiles, ranges: part.ranges, claim, ..params };
             let kernel = self.kernels.attention(self.device, entry, self.check != 0)?;
             let shape = self.shape(&kernel, entry, part.grid);
             // SAFETY: see the module.
@@ -108,7 +113,7 @@ impl LayerCall<'_> {
         let (k, v) = (self.cache.k(), self.cache.v());
         let tables = &step.groups[self.group];
         let (page_magic, page_shift) = page_division(self.model.page_size().get());
-        let address = |buffer: &Option<Arc<crate::device::DeviceBuffer>>| buffer.as_ref().map_or(0, |b| b.address());
+        let address = |buffer: &Option<Arc<DeviceBuffer>>| buffer.as_ref().map_or(0, |b| b.address());
         AttnParams {
             q: q.address(),
             out: out.address(),

@@ -1,15 +1,20 @@
 //! Owns how a group of layers is planned for its kernels: tiles, chunks, grids, and bounds over all batches of a bucket.
 
-use attn_metadata::plan::{Chunking, Plan, PlanConfig, workspace_requirement};
+use attn_metadata::plan::{Chunking, Plan, PlanConfig, Sharing, workspace_requirement};
 use attn_metadata::{Batch, BatchLimits, Bucket, CaptureLimits, ModelSpec, PlanGroup, PoolShape};
 
 use crate::entry::{LayerKernels, Pair};
 use crate::step::Grids;
 use crate::tables::{Contents, GroupPlan, GroupSizes, Part, PartSizes, merge_unit_bound};
 
-/// Tokens of a chunk: the unit of numerics, for requests that decode.
-const DECODE_CHUNK_LEN: u32 = 512;
-/// The same for requests that extend.
+/// Tokens of a chunk, for each query head of a group, of requests that decode. A chunk is the unit of numerics. Its
+/// partial state has as many rows as the group has heads, so the workspace is the same part of what is read for all.
+const DECODE_CHUNK_LEN_PER_HEAD: u32 = 128;
+/// Shortest and longest of these.
+const DECODE_CHUNK_LENS: [u32; 2] = [256, 1024];
+/// Tokens of a chunk of short requests that decode, at least.
+const SHORTEST_DECODE_CHUNK_LEN: u32 = 128;
+/// Tokens of a chunk of requests that extend.
 const EXTEND_CHUNK_LEN: u32 = 1024;
 /// Requests with more query tokens than this are not split: their tiles and heads fill the GPU.
 const MAX_SPLIT_Q_LEN: u32 = 128;
@@ -38,14 +43,16 @@ impl GroupPolicy {
             // Layers of one group may have softcap or not, and so different kernels: the plan fits them all.
             let decode = of_layers().map(|(_, k)| k.decode).collect::<Option<Vec<Pair>>>();
             let extend: Vec<Pair> = of_layers().map(|(_, k)| k.extend).collect();
-            let chunking = Chunking { chunk_len: EXTEND_CHUNK_LEN, max_q_len: MAX_SPLIT_Q_LEN };
-            let decode_chunking = Chunking { chunk_len: DECODE_CHUNK_LEN, max_q_len: u32::MAX };
-            let decode_config = decode.as_ref().map(|pairs| config(group, pairs, decode_chunking, num_sms));
+            let decode_config = decode
+                .as_ref()
+                .map(|pairs| config(group, pairs, decode_chunking(group.heads.group_size()), Sharing::Guided, num_sms));
+            let claims_heads = extend.iter().all(|pair| pair.family() == "extend");
+            let sharing = if claims_heads { Sharing::LongestTile } else { Sharing::Even };
             Self {
                 group: *group,
                 max_decode_q_len: decode_config.map_or(0, |config| config.tile_len),
                 decode: decode_config,
-                extend: config(group, &extend, chunking, num_sms),
+                extend: config(group, &extend, EXTEND_CHUNKING, sharing, num_sms),
                 labels: [label(first.decode.map_or("plain", |pair| pair.family())), label(first.extend.family())],
             }
         };
@@ -107,11 +114,11 @@ impl GroupPolicy {
 
     /// Room for the tables of any batch of a bucket.
     pub(crate) fn size_bound(&self, group: &PlanGroup, limits: &CaptureLimits, bucket: Bucket) -> GroupSizes {
-        let part = |config: &PlanConfig| PartSizes {
+        let part = |config: &PlanConfig| {
             // A request's last tile may be short.
-            num_tiles: (bucket.num_requests as usize + (bucket.num_rows / config.tile_len) as usize)
-                .min(bucket.num_rows as usize),
-            num_ranges: config.num_workers as usize,
+            let num_tiles = (bucket.num_requests as usize + (bucket.num_rows / config.tile_len) as usize)
+                .min(bucket.num_rows as usize);
+            PartSizes { num_tiles, num_ranges: range_room(config, num_tiles) }
         };
         let num_heads = u64::from(group.heads.num_qo_heads);
         let merge_units = |config: &PlanConfig| {
@@ -137,7 +144,24 @@ fn partial_rows(config: &PlanConfig, group: &PlanGroup, limits: &CaptureLimits, 
     (layout.partial_lse.bytes.end - layout.partial_lse.bytes.start) / size_of::<f32>() as u64
 }
 
-fn config(group: &PlanGroup, pairs: &[Pair], chunking: Chunking, num_sms: u32) -> PlanConfig {
+/// How requests that extend are cut.
+const EXTEND_CHUNKING: Chunking =
+    Chunking { chunk_len: EXTEND_CHUNK_LEN, shortest: EXTEND_CHUNK_LEN, max_q_len: MAX_SPLIT_Q_LEN };
+
+/// How requests that decode are cut.
+fn decode_chunking(group_size: u32) -> Chunking {
+    let [shortest, longest] = DECODE_CHUNK_LENS;
+    let len = group_size.next_power_of_two().saturating_mul(DECODE_CHUNK_LEN_PER_HEAD).clamp(shortest, longest);
+    Chunking { chunk_len: len, shortest: SHORTEST_DECODE_CHUNK_LEN, max_q_len: u32::MAX }
+}
+
+/// Room for the ranges of a plan of at most so many tiles: each block of the grid reads the range of its number,
+/// whether there is one or not.
+pub(crate) fn range_room(config: &PlanConfig, num_tiles: usize) -> usize {
+    config.max_ranges(num_tiles).max(config.num_workers as usize)
+}
+
+fn config(group: &PlanGroup, pairs: &[Pair], chunking: Chunking, sharing: Sharing, num_sms: u32) -> PlanConfig {
     let rows = pairs.iter().map(Pair::rows).min().unwrap_or(u32::MAX);
     let rows = if rows == u32::MAX { ANY_ROWS } else { rows };
     let blocks = pairs.iter().map(Pair::blocks_per_sm).min().unwrap_or(1);
@@ -145,6 +169,7 @@ fn config(group: &PlanGroup, pairs: &[Pair], chunking: Chunking, num_sms: u32) -
         tile_len: (rows / group.heads.group_size()).max(1),
         chunking,
         num_workers: (num_sms * blocks).max(1),
+        sharing,
         unit_overhead: UNIT_OVERHEAD,
     }
 }

@@ -65,7 +65,11 @@ impl GroupPlan {
 
     /// Room that a batch's tables need.
     pub(crate) fn sizes(&self) -> GroupSizes {
-        let part = |part: &Part| PartSizes { num_tiles: part.plan.tiles().len(), num_ranges: part.plan.ranges().len() };
+        // Each block of the grid reads the range of its number, whether there is one or not.
+        let part = |part: &Part| PartSizes {
+            num_tiles: part.plan.tiles().len(),
+            num_ranges: part.plan.ranges().len().max(part.plan.config().num_workers as usize),
+        };
         let num_merge_units = self.parts().map(|part| merge_units(&part.plan).count()).sum();
         GroupSizes { decode: self.decode.as_ref().map(part), extend: part(&self.extend), num_merge_units }
     }
