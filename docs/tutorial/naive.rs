@@ -1,6 +1,6 @@
 //! The backend of the tutorial: plain f32 attention on the host, one query at a time. `README.md` explains it.
 
-use attn_metadata::plan::{Chunking, Plan, PlanConfig, PlanReport};
+use attn_metadata::plan::{Plan, PlanConfig, PlanReport};
 use attn_metadata::{
     AttentionBackend, BackendConfig, BackendEntry, Batch, BoxedBackend, Bucket, Capabilities, CaptureError,
     CaptureLimits, CreateError, DimRule, FeatureSet, Host, Io, Kv, Layer, Lse, ModelSpec, PLAIN, PlanGroup, PoolShape,
@@ -88,9 +88,7 @@ impl AttentionBackend<Host> for NaiveBackend {
 
     fn explain(&self, step: &Prepared) -> Result<PlanReport, RunError> {
         let batch = self.steps.get(step)?;
-        let chunking = Chunking { chunk_len: u32::MAX, max_q_len: u32::MAX };
-        let config = PlanConfig { tile_len: 1, chunking, num_workers: 1, unit_overhead: 0 };
-        let plan = |group: &PlanGroup| Plan::new(config, *group);
+        let plan = |group: &PlanGroup| Plan::new(PlanConfig::UNCUT, *group);
         let mut plans: Vec<_> = self.config.model.groups().iter().map(plan).collect();
         plans.iter_mut().for_each(|plan| plan.update(batch));
         Ok(PlanReport::new(NAME, &self.config.model, batch, &plans, None))

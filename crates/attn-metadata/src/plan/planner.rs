@@ -52,6 +52,15 @@ pub struct PlanConfig {
 }
 
 impl PlanConfig {
+    /// A tile for each query token, its KV in one chunk, one worker: for backends that have nothing to plan.
+    pub const UNCUT: Self = Self {
+        tile_len: 1,
+        chunking: Chunking { chunk_len: u32::MAX, shortest: u32::MAX, max_q_len: u32::MAX },
+        num_workers: 1,
+        sharing: Sharing::Even,
+        unit_overhead: 0,
+    };
+
     /// Chunk length for a request of `q_len` query tokens that see `visible` KV tokens, all of them together.
     #[must_use]
     pub const fn chunk_len(&self, q_len: u32, visible: u32) -> u32 {

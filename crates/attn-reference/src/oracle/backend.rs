@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use attn_metadata::plan::{Chunking, Plan, PlanConfig, PlanReport, Sharing};
+use attn_metadata::plan::{Plan, PlanConfig, PlanReport};
 use attn_metadata::{
     AttentionBackend, BackendConfig, BackendEntry, Batch, BatchLimits, Bucket, Capabilities, CaptureError,
     CaptureLimits, DimRule, FeatureSet, Host, Io, Layer, Lse, ModelSpec, PLAIN, PoolShape, PrepareError, Prepared,
@@ -119,10 +119,8 @@ impl AttentionBackend<Host> for OracleBackend {
 
     fn explain(&self, step: &Prepared) -> Result<PlanReport, RunError> {
         let batch = self.steps.get(step)?;
-        let chunking = Chunking { chunk_len: u32::MAX, shortest: u32::MAX, max_q_len: u32::MAX };
-        let config = PlanConfig { tile_len: 1, chunking, num_workers: 1, sharing: Sharing::Even, unit_overhead: 0 };
         let plan = |group: &attn_metadata::PlanGroup| {
-            let mut plan = Plan::new(config, *group);
+            let mut plan = Plan::new(PlanConfig::UNCUT, *group);
             plan.update(batch);
             plan
         };

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use attn_metadata::plan::{Chunking, Plan, PlanConfig, PlanReport};
+use attn_metadata::plan::{Plan, PlanConfig, PlanReport};
 use attn_metadata::{Batch, ModelSpec, PlanGroup, PoolShape, SubBatch};
 use kvpool::Slot;
 
@@ -36,10 +36,8 @@ impl KeptBatch {
 
     /// The plan as a report: one tile a query, nothing split. Bytes and FLOPs are those of dense attention.
     pub(super) fn report(&self, backend: &'static str, model: &ModelSpec) -> PlanReport {
-        let chunking = Chunking { chunk_len: u32::MAX, max_q_len: u32::MAX };
-        let config = PlanConfig { tile_len: 1, chunking, num_workers: 1, unit_overhead: 0 };
         let plan = |group: &PlanGroup| {
-            let mut plan = Plan::new(config, *group);
+            let mut plan = Plan::new(PlanConfig::UNCUT, *group);
             plan.update(&self.batch);
             plan
         };
