@@ -119,9 +119,9 @@ impl Pair {
         rows(self.plain).min(rows(self.masked))
     }
 
-    /// Blocks that a multiprocessor should hold.
+    /// Blocks that a multiprocessor should hold: of the kernel without a mask, which is the one to be fast.
     pub(crate) fn blocks_per_sm(&self) -> u32 {
-        self.plain.blocks_per_sm.min(self.masked.blocks_per_sm).max(1)
+        self.plain.blocks_per_sm.max(1)
     }
 
     /// Name of the kernel file.

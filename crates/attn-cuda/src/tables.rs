@@ -7,6 +7,7 @@
 use attn_metadata::plan::{Plan, Tile};
 use attn_metadata::{Batch, Request, SubBatch};
 use kvpool::Slot;
+use rayon::prelude::*;
 
 use crate::params::{AttnMergeUnit, AttnRange, AttnStep, AttnTile};
 
@@ -14,6 +15,8 @@ use crate::params::{AttnMergeUnit, AttnRange, AttnStep, AttnTile};
 const MERGE_HEADS: u32 = 8;
 /// Chunks that one warp merges: `kMergeWarpChunks` of `kernels/params.h`.
 const MERGE_WARP_CHUNKS: u32 = 32;
+/// Entries that one thread copies of a long table.
+const COPY_LEN: usize = 32 * 1024;
 /// Sections begin at multiples of this.
 const ALIGN_BYTES: usize = 256;
 
@@ -70,7 +73,7 @@ impl GroupPlan {
             num_tiles: part.plan.tiles().len(),
             num_ranges: part.plan.ranges().len().max(part.plan.config().num_workers as usize),
         };
-        let num_merge_units = self.parts().map(|part| merge_units(&part.plan).count()).sum();
+        let num_merge_units = self.parts().map(|part| num_merge_units(&part.plan)).sum();
         GroupSizes { decode: self.decode.as_ref().map(part), extend: part(&self.extend), num_merge_units }
     }
 }
@@ -210,7 +213,17 @@ pub(crate) fn write(bytes: &mut [u8], offsets: &Offsets, plans: &[GroupPlan], co
         section::<u8>(bytes, offsets.mask, mask.bytes().len()).copy_from_slice(mask.bytes());
     }
     let indices = batch.kv_indices();
-    section::<i32>(bytes, offsets.kv_indices, indices.len()).copy_from_slice(indices);
+    copy(indices, section::<i32>(bytes, offsets.kv_indices, indices.len()));
+}
+
+/// Copies a table, on several threads where it is long: a page table of page size 1 can have megabytes, and one thread
+/// would take longer for them than for all the rest.
+fn copy(from: &[i32], to: &mut [i32]) {
+    if from.len() <= 2 * COPY_LEN {
+        to.copy_from_slice(from);
+        return;
+    }
+    to.par_chunks_mut(COPY_LEN).zip(from.par_chunks(COPY_LEN)).for_each(|(to, from)| to.copy_from_slice(from));
 }
 
 fn write_group(bytes: &mut [u8], offsets: &GroupOffsets, plan: &GroupPlan, contents: Contents<'_>) {
@@ -242,7 +255,7 @@ fn write_group(bytes: &mut [u8], offsets: &GroupOffsets, plan: &GroupPlan, conte
         }
         let tile_base = offsets.first_tile(at);
         let units = merge_units(&part.plan).map(|unit| unit.to_device(part, tile_base));
-        let count = merge_units(&part.plan).count();
+        let count = num_merge_units(&part.plan);
         let begin = offsets.merge_units + num_units * size_of::<AttnMergeUnit>();
         section::<AttnMergeUnit>(bytes, begin, count).iter_mut().zip(units).for_each(|(to, unit)| *to = unit);
         num_units += count;
@@ -302,6 +315,13 @@ impl MergeUnit {
 /// Heads of a merge unit of a tile.
 const fn merge_heads(num_chunks: u32) -> u32 {
     if num_chunks > MERGE_WARP_CHUNKS { 1 } else { MERGE_HEADS }
+}
+
+/// How many [`merge_units`] there are.
+fn num_merge_units(plan: &Plan) -> usize {
+    let num_heads = plan.group().heads.num_qo_heads;
+    let of_tile = |tile: &Tile| tile.q_len as usize * num_heads.div_ceil(merge_heads(tile.num_chunks)) as usize;
+    plan.tiles().iter().filter(|tile| tile.is_split()).map(of_tile).sum()
 }
 
 fn merge_units(plan: &Plan) -> impl Iterator<Item = MergeUnit> + '_ {

@@ -34,6 +34,8 @@ use crate::report::error_chain;
 const REPS: usize = 31;
 /// Plans that are timed.
 const PLAN_REPS: usize = 5;
+/// Times that it is planned before.
+const PLAN_WARM_UPS: usize = 3;
 /// Bytes written before each replay: several times the cache.
 const FLUSH_BYTES: usize = 256 << 20;
 /// Bytes copied to measure the copy rate.
@@ -144,8 +146,11 @@ impl Session {
     /// Plans several times; the median in microseconds.
     fn plan(&self, call: &Call, backend: &mut CudaBackend) -> Result<(Prepared, f64), AnyError> {
         let mut times = Vec::new();
-        // The first one allocates.
+        // The first ones allocate: the backend sends tables from several buffers in turn.
         let mut step = backend.prepare_metadata(&call.batch)?;
+        for _ in 0..PLAN_WARM_UPS {
+            step = backend.prepare_metadata(&call.batch)?;
+        }
         for _ in 0..PLAN_REPS {
             self.device.device.synchronize()?;
             let started = Instant::now();
