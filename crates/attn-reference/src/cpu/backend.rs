@@ -216,8 +216,9 @@ impl CpuBackend {
             let rows = usize::try_from(plan.num_partial_rows()).unwrap_or(usize::MAX);
             let bytes = plan.num_partial_rows().saturating_mul(4 * (dims.vo_padded as u64 + 2));
             let what = "partial states";
-            let room = self.partials.try_grow(rows, dims.vo_padded);
-            room.map_err(|_| PrepareError::OutOfMemory { what, bytes })?;
+            if !self.partials.make_room(rows, dims.vo_padded) {
+                return Err(PrepareError::OutOfMemory { what, bytes });
+            }
         }
         self.next.schedule(num_rows);
         Ok(())

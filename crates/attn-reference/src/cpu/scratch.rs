@@ -1,9 +1,9 @@
 //! Owns the memory of a worker: tiles, scores, outputs and row states, aligned to cache lines, grown only on demand.
 //! Invariant: nothing in it survives from one unit to the next; every part is written before it is read.
 
-use std::collections::TryReserveError;
 use std::ops::Range;
 
+use bytemuck::allocation::try_zeroed_vec;
 use bytemuck::{Pod, Zeroable};
 
 use super::isa::Isa;
@@ -28,11 +28,9 @@ impl AlignedFloats {
         }
     }
 
-    /// As [`grow`](Self::grow), without ending the process where there is no such memory.
-    pub(crate) fn try_grow(&mut self, len: usize) -> Result<(), TryReserveError> {
-        self.0.try_reserve_exact(len.div_ceil(16).saturating_sub(self.0.len()))?;
-        self.grow(len);
-        Ok(())
+    /// Room for `len` floats; what was there is gone where it grows. False where there is no such memory.
+    pub(crate) fn make_room(&mut self, len: usize) -> bool {
+        make_room(&mut self.0, len.div_ceil(16))
     }
 
     pub(crate) fn get(&self, len: usize) -> &[f32] {
@@ -67,6 +65,17 @@ impl Dims {
     }
 }
 
+/// Replaces a vector that is too short by one of zeros, half as long again where there is memory: a batch that needs a
+/// little more in each step then allocates rarely. The system zeroes a page when it is first touched, not here.
+fn make_room<T: Zeroable>(buffer: &mut Vec<T>, len: usize) -> bool {
+    if buffer.len() >= len {
+        return true;
+    }
+    *buffer = Vec::new();
+    let made = [len.saturating_add(len / 2), len].into_iter().find_map(|len| try_zeroed_vec(len).ok());
+    made.map(|made| *buffer = made).is_some()
+}
+
 /// Running maximum, sum and output of the rows of a unit: the part of the softmax over the keys seen so far.
 #[derive(Default)]
 pub(crate) struct RowStates {
@@ -86,14 +95,12 @@ impl RowStates {
         self.out.grow(rows * width);
     }
 
-    /// Makes room for a plan's partial states, whose number only its batch bounds.
-    pub(crate) fn try_grow(&mut self, rows: usize, width: usize) -> Result<(), TryReserveError> {
-        let missing = rows.saturating_sub(self.max.len());
-        self.max.try_reserve_exact(missing)?;
-        self.sum.try_reserve_exact(missing)?;
-        self.out.try_grow(rows.saturating_mul(width))?;
-        self.grow(rows, width);
-        Ok(())
+    /// Makes room for a plan's partial states, whose number only its batch bounds; what was there is gone where it
+    /// grows. False where there is no such memory.
+    pub(crate) fn make_room(&mut self, rows: usize, width: usize) -> bool {
+        make_room(&mut self.max, rows)
+            && make_room(&mut self.sum, rows)
+            && self.out.make_room(rows.saturating_mul(width))
     }
 
     /// Copies the rows `rows` of `from` to the rows from `begin` on.
@@ -175,4 +182,28 @@ pub(crate) struct TileParts<'a> {
     pub(crate) stage: &'a mut [f32],
     pub(crate) scores: &'a mut [ScoreRow],
     pub(crate) chunk: &'a mut RowStates,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn room_that_grows_step_by_step_is_made_a_few_times() {
+        let mut states = RowStates::default();
+        let (mut num_made, mut len) = (0, 0);
+        for rows in 1..=10_000 {
+            assert!(states.make_room(rows, 16));
+            assert!(states.max.len() >= rows && states.sum.len() >= rows && states.out.get(rows * 16).len() == rows * 16);
+            num_made += usize::from(states.max.len() != len);
+            len = states.max.len();
+        }
+        assert!(num_made < 30, "made {num_made} times");
+    }
+
+    #[test]
+    fn room_beyond_memory_is_refused() {
+        assert!(!RowStates::default().make_room(usize::MAX, 16));
+        assert!(!RowStates::default().make_room(1 << 44, 1 << 10));
+    }
 }
