@@ -130,9 +130,11 @@ run_model() {
     skip model "its parts are missing or damaged"
     return
   fi
+  step model-logits "$here/bin/attn" generate --model "$model" --cases "$here/model/cases.json" \
+    --attention-backend cuda --min-margin 0.1 --logits-like cpu --max-logit-error 0.02
   for backend in cuda cuda,cpu cpu,cuda; do
     step "model-${backend/,/-}" "$here/bin/attn" generate --model "$model" --cases "$here/model/cases.json" \
-      --attention-backend "$backend"
+      --attention-backend "$backend" --min-margin 0.1
   done
 }
 

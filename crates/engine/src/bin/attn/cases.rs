@@ -55,12 +55,13 @@ impl Cases {
         self.prompts.iter().enumerate().map(|(place, case)| case.tokens(model, place)).collect()
     }
 
-    /// Compares what came out, prompt by prompt; a cancelled request must have the first tokens.
-    pub fn compare(&self, model: &Model, answers: &[Answer]) -> Outcome {
+    /// Compares what came out, prompt by prompt; a cancelled request must have the first tokens. Where a token differs
+    /// whose recorded margin is at most `min_margin`, it and what follows may be anything.
+    pub fn compare(&self, model: &Model, answers: &[Answer], min_margin: f32) -> Outcome {
         let mut num_failed = 0;
         for (place, case) in self.prompts.iter().enumerate() {
             let of_prompt = answers.iter().filter(|answer| answer.prompt == place).map(|answer| &answer.completion);
-            let wrong = of_prompt.clone().find_map(|c| case.first_difference(c).map(|position| (c, position)));
+            let wrong = of_prompt.clone().find_map(|c| case.first_fault(c, min_margin).map(|position| (c, position)));
             let smallest = case.margins.iter().copied().fold(f32::INFINITY, f32::min);
             match wrong {
                 None => {
@@ -103,6 +104,12 @@ impl Case {
         let recorded = if is_cancelled { 0 } else { self.generated_ids.len() };
         let len = recorded.max(completion.tokens.len());
         (0..len).find(|&i| self.generated_ids.get(i) != completion.tokens.get(i))
+    }
+
+    /// The first difference, unless it is excused: the recorded token's margin is at most `min_margin`.
+    fn first_fault(&self, completion: &Completion, min_margin: f32) -> Option<usize> {
+        let is_excused = |position: &usize| self.margins.get(*position).is_some_and(|&margin| margin <= min_margin);
+        self.first_difference(completion).filter(|position| min_margin <= 0.0 || !is_excused(position))
     }
 
     fn describe(&self, model: &Model, completion: &Completion, position: usize) -> String {

@@ -17,7 +17,7 @@ use kvpool::{ExtraKey, KvDtype, KvFormat, KvScales, PageSize, PrefixConfig};
 use super::cases::{self, Cases};
 use super::stream::TextStreams;
 use super::traffic::{Answer, Traffic};
-use super::{Failure, Outcome, random};
+use super::{Failure, Outcome, logits, random};
 
 /// Generates text with a GGUF model.
 #[derive(Debug, ClapArgs)]
@@ -37,6 +37,17 @@ pub struct Args {
     /// Prompts with the tokens that they must give (JSON); exit 1 on the first difference of each.
     #[arg(long, value_name = "FILE")]
     cases: Option<PathBuf>,
+    /// With --cases: a token may be another one where the recorded margin to the runner-up is at most X logits; what
+    /// follows it is not compared.
+    #[arg(long, value_name = "X", default_value_t = 0.0, requires = "cases")]
+    min_margin: f32,
+    /// Run each prompt alone on this backend too, and compare the logits of every step; exit 1 where they are farther
+    /// apart than --max-logit-error.
+    #[arg(long, value_name = "NAME", conflicts_with = "random_model")]
+    logits_like: Option<String>,
+    /// Largest relative error (L2) of a step's logits, for --logits-like.
+    #[arg(long, value_name = "X", default_value_t = 2e-2, requires = "logits_like")]
+    max_logit_error: f64,
     /// Wrap each prompt as a user's message in the model's chat template.
     #[arg(long)]
     chat: bool,
@@ -137,8 +148,13 @@ pub fn run(args: &Args) -> Result<Outcome> {
     let answers = generate(args, &mut session, &mut model, &requests, cases.is_none())?;
     report(args, &session, &answers, begin.elapsed());
     let verified = session.verify_report().map_or(Outcome::Success, |report| verify_outcome(&report));
-    let compared = cases.map_or(Outcome::Success, |cases| cases.compare(&model, &answers));
-    Ok(if verified == Outcome::Success { compared } else { verified })
+    let compared = cases.map_or(Outcome::Success, |cases| cases.compare(&model, &answers, args.min_margin));
+    let alike = match &args.logits_like {
+        Some(other) => logits::compare(&mut model.decoder, &config, other, &requests, args.max_logit_error)?,
+        None => Outcome::Success,
+    };
+    let outcomes = [verified, compared, alike];
+    Ok(outcomes.into_iter().find(|outcome| *outcome != Outcome::Success).unwrap_or(Outcome::Success))
 }
 
 /// `every=N` as N.

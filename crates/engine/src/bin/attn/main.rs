@@ -18,6 +18,8 @@ mod explain;
 mod failure;
 #[cfg(feature = "model")]
 mod generate;
+#[cfg(feature = "model")]
+mod logits;
 mod output;
 #[cfg(feature = "model")]
 mod random;
