@@ -7,7 +7,6 @@
 use attn_metadata::plan::{Plan, Tile};
 use attn_metadata::{Batch, Request, SubBatch};
 use kvpool::Slot;
-use rayon::prelude::*;
 
 use crate::params::{AttnMergeUnit, AttnRange, AttnStep, AttnTile};
 
@@ -15,8 +14,6 @@ use crate::params::{AttnMergeUnit, AttnRange, AttnStep, AttnTile};
 const MERGE_HEADS: u32 = 8;
 /// Chunks that one warp merges: `kMergeWarpChunks` of `kernels/params.h`.
 const MERGE_WARP_CHUNKS: u32 = 32;
-/// Entries that one thread copies of a long table.
-const COPY_LEN: usize = 32 * 1024;
 /// Sections begin at multiples of this.
 const ALIGN_BYTES: usize = 256;
 
@@ -213,17 +210,7 @@ pub(crate) fn write(bytes: &mut [u8], offsets: &Offsets, plans: &[GroupPlan], co
         section::<u8>(bytes, offsets.mask, mask.bytes().len()).copy_from_slice(mask.bytes());
     }
     let indices = batch.kv_indices();
-    copy(indices, section::<i32>(bytes, offsets.kv_indices, indices.len()));
-}
-
-/// Copies a table, on several threads where it is long: a page table of page size 1 can have megabytes, and one thread
-/// would take longer for them than for all the rest.
-fn copy(from: &[i32], to: &mut [i32]) {
-    if from.len() <= 2 * COPY_LEN {
-        to.copy_from_slice(from);
-        return;
-    }
-    to.par_chunks_mut(COPY_LEN).zip(from.par_chunks(COPY_LEN)).for_each(|(to, from)| to.copy_from_slice(from));
+    section::<i32>(bytes, offsets.kv_indices, indices.len()).copy_from_slice(indices);
 }
 
 fn write_group(bytes: &mut [u8], offsets: &GroupOffsets, plan: &GroupPlan, contents: Contents<'_>) {

@@ -90,14 +90,17 @@ find_sanitizer() {
 }
 
 run_sanitizer() {
-  local sanitizer tool
+  local sanitizer tool barriers
   if ! sanitizer=$(find_sanitizer); then
     skip sanitizer "no compute-sanitizer on PATH or under /usr/local/cuda*"
     return
   fi
   export ATTN_REQUIRE_GPU=1
   for tool in memcheck racecheck synccheck initcheck; do
-    step "sanitizer-$tool" "$sanitizer" --tool "$tool" --error-exitcode 99 \
+    # Tools that track barriers in shared memory are told how many there may be over all blocks.
+    case $tool in racecheck | synccheck) barriers="--num-cuda-barriers 65536" ;; *) barriers= ;; esac
+    # shellcheck disable=SC2086
+    step "sanitizer-$tool" "$sanitizer" --tool "$tool" --error-exitcode 99 $barriers \
       "$here/tests/gpu" "${filter:-every_kernel::}" --nocapture --test-threads 1
   done
 }
