@@ -1,6 +1,6 @@
 //! Latent attention against what the machine can do: memory reads and multiply-adds, measured in the same run.
 //!
-//! `cargo run --release -p attn-mla --example mla_bench -- [--json] [--threads N]`
+//! `cargo run --release -p attn-mla --example mla_bench -- [--json] [--threads N] [--only PART_OF_A_NAME]`
 
 #![allow(clippy::print_stdout, clippy::cast_precision_loss)]
 
@@ -30,6 +30,8 @@ struct Workload {
     requests: usize,
     q_len: usize,
     kv_len: usize,
+    /// Pages that hold it all, over and over: few are in a cache of the CPU's. `None`: pages of their own.
+    distinct_pages: Option<usize>,
     kind: Kind,
 }
 
@@ -51,6 +53,7 @@ fn workloads() -> Result<Vec<Workload>, Error> {
         requests: 8,
         q_len: 1,
         kv_len: 4096,
+        distinct_pages: None,
         kind: Kind::Absorbed,
     };
     let weighted = |name, num_heads, requests, q_len, kv_len| Workload {
@@ -60,12 +63,15 @@ fn workloads() -> Result<Vec<Workload>, Error> {
         requests,
         q_len,
         kv_len,
+        distinct_pages: None,
         kind: Kind::Weighted,
     };
     let sparse = |name, format| Workload { kind: Kind::Sparse(2048), ..decode(name, 128, format) };
     Ok(vec![
         decode("decode 16 heads f32", 16, KvFormat::F32),
+        Workload { distinct_pages: Some(4), ..decode("decode 16 heads f32 in cache", 16, KvFormat::F32) },
         decode("decode 16 heads bf16", 16, KvFormat::Bf16),
+        Workload { distinct_pages: Some(4), ..decode("decode 16 heads bf16 in cache", 16, KvFormat::Bf16) },
         decode("decode 16 heads f16", 16, KvFormat::F16),
         decode("decode 16 heads fp8", 16, fp8),
         decode("decode 16 heads rows", 16, KvFormat::Fp8Latent),
@@ -83,10 +89,12 @@ fn workloads() -> Result<Vec<Workload>, Error> {
 
 fn main() -> Result<(), Error> {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let threads = match args.iter().position(|arg| arg == "--threads") {
-        Some(at) => args.get(at + 1).ok_or("--threads needs a number")?.parse()?,
-        None => 2,
+    let value_of = |name: &str| match args.iter().position(|arg| arg == name) {
+        Some(at) => args.get(at + 1).map(|value| Some(value.as_str())).ok_or(format!("{name} needs a value")),
+        None => Ok(None),
     };
+    let threads = value_of("--threads")?.map_or(Ok(2), str::parse)?;
+    let only = value_of("--only")?.unwrap_or_default();
     let is_json = args.iter().any(|arg| arg == "--json");
     let first_reads = read_gbs(threads);
     let mut results = Vec::new();
@@ -94,7 +102,7 @@ fn main() -> Result<(), Error> {
         println!("{threads} threads, memory reads {first_reads:.1} GB/s before the first, {}", load());
         println!("{:<30} {:>9} {:>9} {:>9} {:>10}", "workload", "ms", "GB/s", "of reads", "GFLOP/s");
     }
-    for workload in workloads()? {
+    for workload in workloads()?.into_iter().filter(|workload| workload.name.contains(only)) {
         // The memory's rate changes with what others do: measured again beside each workload.
         let reads = read_gbs(threads);
         let ms = measure(&workload, threads)?;
@@ -149,7 +157,7 @@ fn measure(w: &Workload, threads: usize) -> Result<f64, Error> {
     };
     let layer = Layer::new(params)?;
     let per_request = page_size.pages_for(w.kv_len);
-    let num_pages = u32::try_from(per_request * w.requests)?;
+    let num_pages = u32::try_from(w.distinct_pages.unwrap_or(per_request * w.requests))?;
     let mut cache = HostKv::for_spec(layer.kv(), num_pages, page_size, KvLayout::Nhd, w.format)?;
     fill(&mut cache)?;
     let heads = layer.heads();
@@ -194,7 +202,8 @@ fn batch(w: &Workload, page_size: PageSize, num_pages: u32) -> Result<Batch, Err
     let table = |step: usize| (0..=w.requests).map(|i| i32::try_from(i * step)).collect::<Result<Vec<_>, _>>();
     let count = num_pages as usize;
     let stride = (37..).find(|stride| gcd(count, *stride) == 1).ok_or("there is one below the count")?;
-    let pages = (0..count).map(|i| i32::try_from(i * stride % count)).collect::<Result<Vec<_>, _>>()?;
+    let all = 0..per_request * w.requests;
+    let pages = all.map(|i| i32::try_from(i * stride % count)).collect::<Result<Vec<_>, _>>()?;
     let raw = RawBatch {
         num_rows: w.requests * w.q_len,
         qo_indptr: &table(w.q_len)?,

@@ -8,8 +8,9 @@ use std::fmt;
 use kvpool::HostTensor;
 
 use super::isa::Isa;
-use super::pack::{KV_TILE, PackQueries};
+use super::pack::KV_TILE;
 use super::qk::Scores;
+use super::queries::{PackQueries, QueryVectors};
 use super::scratch::AlignedFloats;
 use super::unit::{SUPER_ROWS, blocks};
 
@@ -130,13 +131,16 @@ impl PackedRows {
         let stage_len = isa.panel() / 2 * dim_padded;
         self.stage.grow(stage_len);
         for block in blocks(isa, self.num_rows) {
-            isa.run(PackQueries {
+            let vectors = QueryVectors {
                 q: x,
                 first: (block.start, head),
                 heads: head..head + 1,
                 scale: 1.0,
                 num_rows: block.len(),
                 num_ahead: 0,
+            };
+            isa.run(PackQueries {
+                vectors,
                 stage: self.stage.get_mut(stage_len),
                 block: &mut self.blocks.all_mut()[block.start * dim_padded..block.end * dim_padded],
             });

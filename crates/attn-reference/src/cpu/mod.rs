@@ -6,9 +6,10 @@
 //!
 //! Unsafe code is confined to `isa`: intrinsics behind detection tokens and the dispatch calls.
 
+mod ahead;
 mod backend;
+mod dots;
 mod isa;
-mod lanes;
 mod layer;
 mod mask;
 mod math;
@@ -18,6 +19,7 @@ mod output;
 mod pack;
 mod pv;
 mod qk;
+mod queries;
 mod schedule;
 mod scratch;
 mod softmax;

@@ -8,7 +8,7 @@ use attn_metadata::Lse;
 use kvpool::{HostSliceMut, HostTensorMut};
 
 use super::isa::Isa;
-use super::pack::PrefetchVectors;
+use super::queries::PrefetchVectors;
 
 /// Shards of a tensor at most; they need no allocation.
 const MAX_SHARDS: usize = 256;

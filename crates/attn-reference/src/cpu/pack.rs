@@ -1,17 +1,17 @@
-//! Owns the way of queries, keys and values into the tiles that the matrix kernels read: widened to `f32`, queries and
-//! keys transposed, values in panels of two vectors.
+//! Owns the way of keys and values into the tiles that the matrix kernels read: widened to `f32`, keys transposed, values
+//! in panels of two vectors; where the values are in the keys, rows one after the other, as they are stored.
 //!
 //! Invariants: exactly the given positions of the KV cache are read, columns of a key tile beyond them are zeros, and
 //! lanes beyond `head_dim` are zeros or never read. So nothing foreign enters any arithmetic.
 //!
-//! Layouts, with `L` lanes: a key tile is `[keys / 2L, dim_padded, 2, L]`, a value tile `[dim_padded / 2L, room, 2, L]`, a query block `[dim_padded, rows of the block]`.
+//! Layouts, with `L` lanes: a key tile is `[keys / 2L, dim_padded, 2, L]`, a value tile `[dim_padded / 2L, room, 2, L]`, a
+//! tile of rows `[keys, stride]`.
 
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use bytemuck::Zeroable;
 use half::{bf16, f16};
-use kvpool::{HostSlice, HostTensor, KvPlane, KvSlice, LATENT_BLOCK, LatentRow, PageId};
+use kvpool::{KvPlane, KvSlice, LATENT_BLOCK, LatentRow, PageId};
 
 use super::isa::{Isa, Kernel, Simd};
 
@@ -188,7 +188,7 @@ impl<'a, E> Walk<'a, E> {
 
 /// Asks for all cache lines of a vector.
 #[inline(always)]
-fn prefetch<S: Simd, E>(simd: S, row: &[E]) {
+pub(super) fn prefetch<S: Simd, E>(simd: S, row: &[E]) {
     for x in row.iter().step_by(64 / size_of::<E>()) {
         simd.prefetch_far(x);
     }
@@ -230,6 +230,15 @@ pub(crate) struct PackValues<'a> {
     pub(crate) tile: &'a mut [f32],
 }
 
+/// Packs keys that hold their values, one after the other.
+pub(crate) struct PackRows<'a> {
+    pub(crate) run: Run<'a>,
+    /// Floats from a row to the next; zeros beyond `head_dim`.
+    pub(crate) stride: usize,
+    /// `[run.len, stride]`.
+    pub(crate) rows: &'a mut [f32],
+}
+
 /// Asks for the vectors of a run, soon to be packed.
 pub(crate) struct Prefetch<'a>(pub(crate) Run<'a>);
 
@@ -264,6 +273,24 @@ impl Kernel for PackValues<'_> {
             KvSlice::Fp8Latent(data) => {
                 let row = self.run.rows.latent_row();
                 pack_values(simd, &mut self, data, row);
+            }
+        }
+    }
+}
+
+impl Kernel for PackRows<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(mut self, simd: S) {
+        match self.run.rows.plane.data {
+            KvSlice::F32(data) => pack_rows(simd, &mut self, data, Elementwise(PhantomData)),
+            KvSlice::F16(data) => pack_rows(simd, &mut self, data, Elementwise(PhantomData)),
+            KvSlice::Bf16(data) => pack_rows(simd, &mut self, data, Elementwise(PhantomData)),
+            KvSlice::Fp8E4m3(data) => pack_rows(simd, &mut self, data, Elementwise(PhantomData)),
+            KvSlice::Fp8Latent(data) => {
+                let row = self.run.rows.latent_row();
+                pack_rows(simd, &mut self, data, row);
             }
         }
     }
@@ -346,97 +373,13 @@ fn pack_values<S: Simd, V: Vectors>(simd: S, job: &mut PackValues<'_>, data: &[V
     }
 }
 
-/// Packs query vectors into a block: widened, scaled, transposed.
-pub(crate) struct PackQueries<'a> {
-    pub(crate) q: HostTensor<'a>,
-    /// Token and head of the first vector; the vectors go through `heads` heads of a token, then the next token.
-    pub(crate) first: (usize, usize),
-    pub(crate) heads: Range<usize>,
-    pub(crate) scale: f32,
-    /// Vectors to pack, at most the rows of the block.
-    pub(crate) num_rows: usize,
-    /// Vectors that will be packed next are asked for.
-    pub(crate) num_ahead: usize,
-    /// `[L, dim_padded]`, to work in.
-    pub(crate) stage: &'a mut [f32],
-    /// `[dim_padded, rows of the block]`; rows beyond `num_rows` hold anything afterwards.
-    pub(crate) block: &'a mut [f32],
-}
-
-impl Kernel for PackQueries<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(mut self, simd: S) {
-        match self.q.data() {
-            HostSlice::F32(data) => pack_queries(simd, &mut self, data),
-            HostSlice::F16(data) => pack_queries(simd, &mut self, data),
-            HostSlice::Bf16(data) => pack_queries(simd, &mut self, data),
-        }
-    }
-}
-
 #[inline(always)]
-fn pack_queries<S: Simd, E: Element>(simd: S, job: &mut PackQueries<'_>, data: &[E]) {
-    let dim_padded = job.stage.len() / S::LANES;
-    let (dim_rows, rows, dim) = (dim_padded / S::LANES, job.block.len() / dim_padded, job.q.dim());
-    let (mut token, mut head) = job.first;
-    let scale = simd.splat(job.scale);
-    for row in 0..job.num_rows + job.num_ahead {
-        let start = job.q.offset(token, head);
-        let vector = &data[start..start + dim];
-        if row < job.num_rows {
-            let to = &mut job.stage[row * dim_padded..(row + 1) * dim_padded];
-            E::widen(simd, vector, to);
-            for x in bytemuck::cast_slice_mut::<f32, S::Row>(to) {
-                let scaled = simd.mul(simd.load(x), scale);
-                simd.store(scaled, x);
-            }
-        } else {
-            prefetch(simd, vector);
-        }
-        head += 1;
-        if head == job.heads.end {
-            (token, head) = (token + 1, job.heads.start);
-        }
-    }
-    let stage: &[S::Row] = bytemuck::cast_slice(job.stage);
-    for i in 0..dim_rows {
-        // Column d of the block is a vector, of which the first `rows` lanes count: the next one overwrites the rest.
-        let mut wide = [S::Row::zeroed(); MAX_LANES];
-        simd.transpose(&stage[i..], dim_rows, &mut wide, 1);
-        for (j, from) in wide.iter().take(S::LANES).enumerate() {
-            let to = &mut job.block[(i * S::LANES + j) * rows..];
-            if to.len() >= S::LANES {
-                simd.store(simd.load(from), &mut bytemuck::cast_slice_mut(&mut to[..S::LANES])[0]);
-            } else {
-                to[..rows].copy_from_slice(&from.as_ref()[..rows]);
-            }
-        }
-    }
-}
-
-/// Asks for head vectors of the output, soon to be written.
-pub(crate) struct PrefetchVectors<'a> {
-    pub(crate) tensor: HostTensor<'a>,
-    pub(crate) token: usize,
-    pub(crate) heads: Range<usize>,
-}
-
-impl Kernel for PrefetchVectors<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, simd: S) {
-        let dim = self.tensor.dim();
-        for head in self.heads {
-            let start = self.tensor.offset(self.token, head);
-            match self.tensor.data() {
-                HostSlice::F32(data) => prefetch(simd, &data[start..start + dim]),
-                HostSlice::F16(data) => prefetch(simd, &data[start..start + dim]),
-                HostSlice::Bf16(data) => prefetch(simd, &data[start..start + dim]),
-            }
-        }
+fn pack_rows<S: Simd, V: Vectors>(simd: S, job: &mut PackRows<'_>, data: &[V::Element], vectors: V) {
+    let dim = job.run.rows.plane.layout.head_dim;
+    let mut walk = Walk::new(job.run, data);
+    for row in job.rows.chunks_exact_mut(job.stride).take(job.run.len) {
+        vectors.widen(simd, walk.next(), 0..dim, row);
+        row[dim..].fill(0.0);
     }
 }
 

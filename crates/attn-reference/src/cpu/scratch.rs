@@ -6,10 +6,11 @@ use std::ops::Range;
 use bytemuck::allocation::try_zeroed_vec;
 use bytemuck::{Pod, Zeroable};
 
+use super::dots::STAGE_LEN;
 use super::isa::Isa;
-use super::pack::{KV_TILE, MAX_LANES};
+use super::pack::KV_TILE;
 use super::qk::ScoreRow;
-use super::unit::{MAX_SCORE_ROWS, SHARED_ROOM, UNIT_ROWS};
+use super::unit::{MAX_SCORE_ROWS, UNIT_ROWS};
 
 /// A cache line of floats.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -56,12 +57,16 @@ pub(crate) struct Dims {
     pub(crate) vo: usize,
     /// `vo` rounded up to panels.
     pub(crate) vo_padded: usize,
+    /// From a row to the next in a tile of keys that hold their values: whole panels, an odd number of them. With an even
+    /// one the panels of all keys would fall into few sets of the first-level cache.
+    pub(crate) row_stride: usize,
 }
 
 impl Dims {
     pub(crate) fn new(isa: Isa, qk: usize, vo: usize) -> Dims {
         let panel = isa.panel();
-        Dims { qk, qk_padded: qk.next_multiple_of(panel / 2), vo, vo_padded: vo.next_multiple_of(panel) }
+        let row_stride = (qk.max(vo).div_ceil(panel) | 1) * panel;
+        Dims { qk, qk_padded: qk.next_multiple_of(panel / 2), vo, vo_padded: vo.next_multiple_of(panel), row_stride }
     }
 }
 
@@ -149,12 +154,11 @@ impl Scratch {
 
     /// Makes room for units of any number of rows with these widths.
     pub(crate) fn grow(&mut self, isa: Isa, dims: Dims) {
-        // Rows in lanes fill up whole vectors.
-        self.queries.grow(UNIT_ROWS.next_multiple_of(MAX_LANES) * dims.qk_padded);
+        self.queries.grow(UNIT_ROWS * dims.qk_padded);
         self.keys.grow(KV_TILE * dims.qk_padded);
-        // Values in keys: a tile holds both.
-        self.values.grow(SHARED_ROOM * dims.vo_padded.max(dims.qk.next_multiple_of(isa.panel())));
-        self.stage.grow((dims.qk_padded * isa.panel() / 2).max(KV_TILE * isa.panel()));
+        // Values in keys: a row holds both.
+        self.values.grow(KV_TILE * dims.row_stride);
+        self.stage.grow((dims.qk_padded * isa.panel() / 2).max(STAGE_LEN));
         self.scores.grow(MAX_SCORE_ROWS * KV_TILE);
         self.chunk.grow(UNIT_ROWS, dims.vo_padded);
         self.total.grow(UNIT_ROWS, dims.vo_padded);

@@ -14,9 +14,10 @@ use rayon::{ThreadPool, ThreadPoolBuildError, ThreadPoolBuilder};
 use super::isa::Isa;
 use super::layer::share_out;
 use super::merge::{MergeStates, Moments, finish};
-use super::pack::{KV_TILE, PackKeys, PackQueries, PackValues, PagedRows, Run};
-use super::pv::{Accumulate, Rescale, Values};
+use super::pack::{KV_TILE, PackKeys, PackValues, PagedRows, Run};
+use super::pv::{Accumulate, Rescale, Strides, Values};
 use super::qk::{ScoreRow, Scores};
+use super::queries::{PackQueries, QueryVectors};
 use super::scratch::{Dims, RowStates, Scratch};
 use super::softmax::OnlineSoftmax;
 use super::unit::{STREAM_KEYS, STREAM_ROWS, blocks};
@@ -104,13 +105,16 @@ impl Tile {
         let stage = self.scratch.stage.get_mut(self.isa.panel() / 2 * padded);
         let all = self.scratch.queries.all_mut();
         for block in blocks(self.isa, num_rows) {
-            self.isa.run(PackQueries {
+            let vectors = QueryVectors {
                 q,
                 first: (first_row + block.start / num_heads, first_head + block.start % num_heads),
                 heads: first_head..first_head + num_heads,
                 scale,
                 num_rows: block.len(),
                 num_ahead: 0,
+            };
+            self.isa.run(PackQueries {
+                vectors,
                 stage: &mut *stage,
                 block: &mut all[block.start * padded..block.end * padded],
             });
@@ -168,7 +172,7 @@ impl Tile {
             let part = first..(first + STREAM_KEYS).min(run.len);
             let (packed, ahead) = (values.part(part.clone()), ahead.part(part.clone()));
             isa.run(PackValues { run: packed, ahead, room: STREAM_KEYS, tile: &mut *parts.values });
-            let values = Values { tile: parts.values, room: STREAM_KEYS, first };
+            let values = Values { tile: parts.values, strides: Strides::of_panels(STREAM_KEYS), first };
             isa.run(Accumulate { isa, probs: scores, values, columns: part, out: &mut *out, ahead: None });
         }
     }
@@ -313,6 +317,6 @@ impl Workers {
     /// Calls `work` with every number below `count`, each once, from all threads.
     pub fn share_out(&mut self, count: usize, work: impl Fn(&mut Tile, usize) + Sync) {
         let Self { pool, tiles, .. } = self;
-        pool.install(|| share_out(tiles, count, &work));
+        pool.install(|| share_out(tiles, count, |tile, i, _| work(tile, i)));
     }
 }

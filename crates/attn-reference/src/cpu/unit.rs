@@ -10,12 +10,13 @@
 
 use std::ops::Range;
 
+use super::ahead::Ahead;
+use super::dots::{DotScores, KEY_BLOCK, STAGE_LEN};
 use super::isa::Isa;
-use super::lanes::{Ahead, LaneScores};
 use super::mask::Visibility;
 use super::merge::MergeStates;
-use super::pack::{KV_TILE, PackKeys, PackValues, PagedRows, Prefetch, Run, block_rows};
-use super::pv::{Accumulate, Rescale, Values};
+use super::pack::{KV_TILE, PackKeys, PackRows, PackValues, PagedRows, Prefetch, Run, block_rows};
+use super::pv::{Accumulate, Rescale, Strides, Values};
 use super::qk::{ScoreRow, Scores};
 use super::scratch::{Dims, Scratch, TileParts};
 use super::softmax::{Alibi, OnlineSoftmax, Softcap};
@@ -29,19 +30,15 @@ pub(crate) const SUPER_ROWS: usize = 12;
 /// Rows up to which a unit streams its keys instead of packing a whole tile.
 pub(crate) const STREAM_ROWS: usize = 32;
 
-/// Rows whose scores are in the first-level cache at once where the values are in the keys; a multiple of two vectors.
-pub(crate) const LANE_ROWS: usize = 32;
-
-/// Room of a tile that holds keys and values: a key's panels are not a multiple of 4 KiB apart, which would put them all
-/// into one set of the first-level cache.
-pub(crate) const SHARED_ROOM: usize = KV_TILE + 1;
+/// Rows whose scores are held at once where one tile of rows serves both products.
+const SHARED_ROWS: usize = 32;
 
 /// Values packed at a time while streaming.
 pub(crate) const STREAM_KEYS: usize = 32;
 
 /// Most rows whose scores are held at once.
 pub(crate) const MAX_SCORE_ROWS: usize = 32;
-const _: () = assert!(SUPER_ROWS <= MAX_SCORE_ROWS && STREAM_ROWS <= MAX_SCORE_ROWS && LANE_ROWS <= MAX_SCORE_ROWS);
+const _: () = assert!(SUPER_ROWS <= MAX_SCORE_ROWS && STREAM_ROWS <= MAX_SCORE_ROWS && SHARED_ROWS <= MAX_SCORE_ROWS);
 
 /// Most rows of a unit.
 pub(crate) const UNIT_ROWS: usize = 504;
@@ -67,8 +64,10 @@ pub(crate) struct UnitWork<'a> {
     pub(crate) heads: usize,
     /// KV positions to attend to; others are left to other units.
     pub(crate) range: Range<usize>,
-    /// Whether the values are the first columns of the keys.
-    pub(crate) values_in_keys: bool,
+    /// Whether the values are the first columns of the keys, and one tile of rows serves both products.
+    pub(crate) shares_rows: bool,
+    /// Keys that the worker packs after the unit, where that is known.
+    pub(crate) then: Option<Run<'a>>,
 }
 
 /// Keys that are packed together: a tile of one KV head.
@@ -91,7 +90,7 @@ struct Seen {
 /// Columns whose values are packed.
 struct Columns<'a> {
     packed: Range<usize>,
-    room: usize,
+    strides: Strides,
     /// Asked for by the columns that all rows see.
     ahead: Option<&'a Ahead<'a>>,
 }
@@ -136,8 +135,7 @@ impl<'a> UnitWork<'a> {
     /// Leaves the states of the rows over `range` in `scratch.total`. The query blocks are in place.
     pub(crate) fn run(&self, scratch: &mut Scratch) {
         let (rows, width) = (self.num_rows(), self.dims.vo_padded);
-        let union = self.visibility.union(self.tokens.clone());
-        let keys = union.start.max(self.range.start)..union.end.min(self.range.end);
+        let keys = self.all_keys();
         let mut is_first = true;
         let mut start = keys.start;
         while start < keys.end {
@@ -157,11 +155,23 @@ impl<'a> UnitWork<'a> {
         }
     }
 
+    /// The keys that any row sees.
+    fn all_keys(&self) -> Range<usize> {
+        let union = self.visibility.union(self.tokens.clone());
+        union.start.max(self.range.start)..union.end.min(self.range.end)
+    }
+
+    /// The first keys that are packed.
+    pub(crate) fn first_run(&self) -> Option<Run<'a>> {
+        let keys = self.all_keys();
+        (!keys.is_empty()).then(|| self.runs(Step { start: keys.start / KV_TILE * KV_TILE, kv_head: 0 })[0])
+    }
+
     /// Attends to the keys of one chunk; `last` is one past the last key that the unit will read.
     fn run_chunk(&self, keys: Range<usize>, last: usize, parts: &mut TileParts<'_>) {
         let mut start = keys.start / KV_TILE * KV_TILE;
         while start < keys.end {
-            if self.values_in_keys {
+            if self.shares_rows {
                 for kv_head in 0..self.num_kv_heads {
                     self.run_shared(Step { start, kv_head }, last, parts);
                 }
@@ -194,33 +204,63 @@ impl<'a> UnitWork<'a> {
         }
     }
 
-    /// One tile of one KV head whose values are in its keys: packs it once for both products, and asks for the next one
-    /// from within them.
+    /// One tile of one KV head whose values are in its keys: packs it once for both products, some keys at a time, used
+    /// while they are in the first-level cache; and asks for the next tile from within the products.
     fn run_shared(&self, step: Step, last: usize, parts: &mut TileParts<'_>) {
         let rows = self.rows_per_head();
         let [run, _] = self.runs(step);
         let next = Step { start: (step.start + KV_TILE).min(last), ..step };
-        let ahead = Ahead::new(self.runs(next)[0]);
-        self.isa.run(PackValues { run, ahead: run.part(0..0), room: SHARED_ROOM, tile: &mut *parts.values });
-        for first in (0..rows).step_by(LANE_ROWS) {
-            let local = first..rows.min(first + LANE_ROWS);
+        let next = if next.start < last { self.runs(next)[0] } else { self.then.unwrap_or(run.part(0..0)) };
+        let ahead = Ahead::new(next, self.shared_fmas(run.len));
+        let mut num_packed = 0;
+        for first in (0..rows).step_by(SHARED_ROWS) {
+            let local = first..rows.min(first + SHARED_ROWS);
             let Some(seen) = self.seen(step.start, run.len, local.clone()) else { continue };
-            self.isa.run(LaneScores {
-                isa: self.isa,
-                queries: &parts.queries[self.block_start(step.kv_head, first)..],
-                tile: &*parts.values,
-                room: SHARED_ROOM,
-                dim: self.dims.qk,
-                dim_padded: self.dims.qk_padded,
-                keys: seen.columns.start..seen.columns.end.min(run.len),
-                ahead: &ahead,
-                stage: &mut parts.stage[..KV_TILE * self.isa.panel()],
-                scores: &mut parts.scores[..local.len()],
-            });
+            let columns = seen.columns.start..seen.columns.end.min(run.len);
+            for key in columns.clone().step_by(KEY_BLOCK) {
+                let keys = key..columns.end.min(key + KEY_BLOCK);
+                if num_packed < keys.end {
+                    self.pack_rows(run, num_packed..keys.end, parts);
+                    num_packed = keys.end;
+                }
+                self.dot_scores(step, local.clone(), keys, &ahead, parts);
+            }
             self.softmax(step, local.clone(), &seen, parts);
-            let columns = Columns { packed: 0..run.len, room: SHARED_ROOM, ahead: (first == 0).then_some(&ahead) };
+            let strides = Strides::of_rows(self.isa, self.dims.row_stride);
+            let columns = Columns { packed: 0..columns.end, strides, ahead: Some(&ahead) };
             self.accumulate(step, local, &seen, columns, parts);
         }
+    }
+
+    /// Multiply-adds of vectors in a tile of this many keys that hold their values.
+    fn shared_fmas(&self, num_keys: usize) -> usize {
+        self.rows_per_head() * num_keys * (self.dims.qk_padded + self.dims.vo_padded) / (self.isa.panel() / 2)
+    }
+
+    fn pack_rows(&self, run: Run<'a>, keys: Range<usize>, parts: &mut TileParts<'_>) {
+        let stride = self.dims.row_stride;
+        let rows = &mut parts.values[keys.start * stride..keys.end * stride];
+        self.isa.run(PackRows { run: run.part(keys), stride, rows });
+    }
+
+    fn dot_scores(
+        &self,
+        step: Step,
+        local: Range<usize>,
+        keys: Range<usize>,
+        ahead: &Ahead<'_>,
+        parts: &mut TileParts<'_>,
+    ) {
+        self.isa.run(DotScores {
+            queries: &parts.queries[self.block_start(step.kv_head, local.start)..],
+            dim_padded: self.dims.qk_padded,
+            tile: &*parts.values,
+            stride: self.dims.row_stride,
+            keys,
+            ahead,
+            stage: &mut parts.stage[..STAGE_LEN],
+            scores: &mut parts.scores[..local.len()],
+        });
     }
 
     /// One tile of all KV heads for few rows, bound by the reading of keys and values: packs a panel at a time, used
@@ -257,7 +297,8 @@ impl<'a> UnitWork<'a> {
                 };
                 let ahead = self.runs(Step { start, kv_head: next.1 })[1].part(next.0..next.0 + STREAM_KEYS);
                 self.pack_values(self.runs(step)[1].part(packed.clone()), ahead, STREAM_KEYS, parts);
-                let columns = Columns { packed: packed.clone(), room: STREAM_KEYS, ahead: None };
+                let strides = Strides::of_panels(STREAM_KEYS);
+                let columns = Columns { packed: packed.clone(), strides, ahead: None };
                 self.accumulate(step, local.clone(), &seen, columns, parts);
             }
         }
@@ -287,7 +328,8 @@ impl<'a> UnitWork<'a> {
         let Some(seen) = self.seen(step.start, len, local.clone()) else { return };
         self.scores(step, local.clone(), seen.columns.clone(), 0, parts);
         self.softmax(step, local.clone(), &seen, parts);
-        self.accumulate(step, local, &seen, Columns { packed: 0..len, room: KV_TILE, ahead: None }, parts);
+        let columns = Columns { packed: 0..len, strides: Strides::of_panels(KV_TILE), ahead: None };
+        self.accumulate(step, local, &seen, columns, parts);
     }
 
     /// What some rows see of a tile; `None` where they see nothing.
@@ -325,7 +367,7 @@ impl<'a> UnitWork<'a> {
 
     /// Where the scores of some rows are: streams hold those of all rows, packed steps those of a few.
     fn score_rows(&self, step: Step, local: &Range<usize>) -> Range<usize> {
-        let is_stream = !self.values_in_keys && self.num_rows() <= STREAM_ROWS;
+        let is_stream = !self.shares_rows && self.num_rows() <= STREAM_ROWS;
         if is_stream { self.rows_of(step, local) } else { 0..local.len() }
     }
 
@@ -360,7 +402,7 @@ impl<'a> UnitWork<'a> {
             isa: self.isa,
             width,
             probs: &parts.scores[self.score_rows(step, &local)],
-            values: Values { tile: parts.values, room: columns.room, first: columns.packed.start },
+            values: Values { tile: parts.values, strides: columns.strides, first: columns.packed.start },
             out: &mut parts.chunk.out.all_mut()[rows.start * width..rows.end * width],
             ahead: columns.ahead,
         };
@@ -438,12 +480,10 @@ impl<'a> UnitWork<'a> {
         self.tokens.start + local / self.heads
     }
 
-    /// Where the query blocks from a row on begin; the row is a multiple of [`SUPER_ROWS`] (values in keys:
-    /// [`LANE_ROWS`]) in its KV head.
+    /// Where the query blocks from a row on begin; the row is a multiple of [`SUPER_ROWS`] in its KV head, or any where
+    /// rows are shared.
     pub(crate) fn block_start(&self, kv_head: usize, local: usize) -> usize {
-        let rows = self.rows_per_head();
-        let rows = if self.values_in_keys { rows.next_multiple_of(self.isa.panel() / 2) } else { rows };
-        (kv_head * rows + local) * self.dims.qk_padded
+        (kv_head * self.rows_per_head() + local) * self.dims.qk_padded
     }
 }
 

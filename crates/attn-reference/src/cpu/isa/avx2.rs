@@ -5,9 +5,10 @@
 use std::arch::x86_64::{
     __m256, _CMP_LT_OQ, _CMP_NLT_UQ, _MM_HINT_T0, _MM_HINT_T1, _mm_loadu_si128, _mm_prefetch, _mm256_add_epi32,
     _mm256_add_ps, _mm256_and_ps, _mm256_andnot_ps, _mm256_blendv_ps, _mm256_castsi256_ps, _mm256_cmp_ps,
-    _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_cvtps_epi32, _mm256_div_ps, _mm256_fmadd_ps, _mm256_loadu_ps,
-    _mm256_max_ps, _mm256_mul_ps, _mm256_or_ps, _mm256_permute2f128_ps, _mm256_set1_epi32, _mm256_set1_ps,
-    _mm256_shuffle_ps, _mm256_slli_epi32, _mm256_storeu_ps, _mm256_sub_ps, _mm256_unpackhi_ps, _mm256_unpacklo_ps,
+    _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_cvtps_epi32, _mm256_div_ps, _mm256_fmadd_ps, _mm256_hadd_ps,
+    _mm256_loadu_ps, _mm256_max_ps, _mm256_mul_ps, _mm256_or_ps, _mm256_permute2f128_ps, _mm256_set1_epi32,
+    _mm256_set1_ps, _mm256_shuffle_ps, _mm256_slli_epi32, _mm256_storeu_ps, _mm256_sub_ps, _mm256_unpackhi_ps,
+    _mm256_unpacklo_ps,
 };
 
 use half::{bf16, f16};
@@ -47,6 +48,7 @@ macro_rules! one_intrinsic {
 impl Simd for Avx2 {
     const LANES: usize = 8;
     const MAX_ROWS: usize = 6;
+    const DOT_KEYS: usize = 2;
     type Vector = __m256;
     type Row = [f32; 8];
 
@@ -94,6 +96,16 @@ impl Simd for Avx2 {
         let mut lanes = [0.0; 8];
         self.store(a, &mut lanes);
         portable::reduce_add(lanes)
+    }
+
+    #[inline(always)]
+    fn sums(self, rows: &[[f32; 8]]) -> __m256 {
+        let mut block = [self.splat(0.0); 8];
+        for (v, row) in block.iter_mut().zip(rows) {
+            *v = self.load(row);
+        }
+        // SAFETY: the token proves that the instructions exist; registers only.
+        unsafe { sums(block) }
     }
 
     #[inline(always)]
@@ -205,6 +217,20 @@ fn load_bf16(from: &[bf16; 8]) -> __m256 {
     // SAFETY: the array covers the 16 bytes that are read.
     let bits = unsafe { _mm_loadu_si128(from.as_ptr().cast()) };
     _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(bits)))
+}
+
+/// Sums lanes in three rounds: pairs of vectors twice, then halves.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn sums(r: [__m256; 8]) -> __m256 {
+    // Of each 128-bit lane: the sums of four vectors.
+    let mut four = [r[0], r[4]];
+    for (g, four) in four.iter_mut().enumerate() {
+        let low = _mm256_hadd_ps(r[4 * g], r[4 * g + 1]);
+        *four = _mm256_hadd_ps(low, _mm256_hadd_ps(r[4 * g + 2], r[4 * g + 3]));
+    }
+    let low = _mm256_permute2f128_ps::<0x20>(four[0], four[1]);
+    _mm256_add_ps(low, _mm256_permute2f128_ps::<0x31>(four[0], four[1]))
 }
 
 /// Transposes 8 x 8 in three rounds: pairs of floats, pairs of pairs, then 128-bit lanes.

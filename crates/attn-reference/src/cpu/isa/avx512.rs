@@ -52,6 +52,7 @@ macro_rules! one_intrinsic {
 impl Simd for Avx512 {
     const LANES: usize = 16;
     const MAX_ROWS: usize = 12;
+    const DOT_KEYS: usize = 6;
     type Vector = __m512;
     type Row = [f32; 16];
 
@@ -97,6 +98,16 @@ impl Simd for Avx512 {
     fn reduce_add(self, a: __m512) -> f32 {
         // SAFETY: the token proves that the instructions exist.
         unsafe { _mm512_reduce_add_ps(a) }
+    }
+
+    #[inline(always)]
+    fn sums(self, rows: &[[f32; 16]]) -> __m512 {
+        let mut block = [self.splat(0.0); 16];
+        for (v, row) in block.iter_mut().zip(rows) {
+            *v = self.load(row);
+        }
+        // SAFETY: the token proves that the instructions exist; registers only.
+        unsafe { sums(block) }
     }
 
     #[inline(always)]
@@ -220,6 +231,24 @@ fn load_fp8(from: &[u8; 16]) -> __m512 {
     let value = _mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(256.0));
     let is_nan = _mm512_cmpeq_epi32_mask(_mm512_cvtepu16_epi32(magnitude), _mm512_set1_epi32(0x7F));
     _mm512_mask_blend_ps(is_nan, value, _mm512_set1_ps(f32::NAN))
+}
+
+/// Sums lanes in four rounds: pairs of floats, pairs of doubles, then 128-bit lanes twice.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn sums(r: [__m512; 16]) -> __m512 {
+    let floats = |a, b| _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    let doubles = |a, b| {
+        let (a, b) = (_mm512_castps_pd(a), _mm512_castps_pd(b));
+        _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)))
+    };
+    let lanes = |a, b| _mm512_add_ps(_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0xDD>(a, b));
+    // Of each 128-bit lane: the sums of four vectors.
+    let mut four = [r[0], r[4], r[8], r[12]];
+    for (g, four) in four.iter_mut().enumerate() {
+        *four = doubles(floats(r[4 * g], r[4 * g + 1]), floats(r[4 * g + 2], r[4 * g + 3]));
+    }
+    lanes(lanes(four[0], four[1]), lanes(four[2], four[3]))
 }
 
 /// Transposes 16 x 16 in four rounds: pairs of floats, pairs of doubles, then 128-bit lanes twice.

@@ -32,6 +32,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     const LANES: usize;
     /// Rows of the register block of the matrix kernels (its columns are two vectors).
     const MAX_ROWS: usize;
+    /// Keys of the register block of dot products, which has four rows: 6, 4, 2 or 1.
+    const DOT_KEYS: usize;
     /// A vector in a register.
     type Vector: Copy;
     /// A vector in memory, `[f32; LANES]`.
@@ -60,6 +62,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn reduce_max(self, a: Self::Vector) -> f32;
     /// The sum of the lanes, in one fixed order.
     fn reduce_add(self, a: Self::Vector) -> f32;
+    /// The sums of the lanes of `LANES` vectors, each in the same fixed order.
+    fn sums(self, rows: &[Self::Row]) -> Self::Vector;
     /// Transposes a block of `LANES` x `LANES`: row `i` is read at `from[i * from_stride]` and becomes column `i` of the
     /// rows written at `to[j * to_stride]`.
     fn transpose(self, from: &[Self::Row], from_stride: usize, to: &mut [Self::Row], to_stride: usize);

@@ -42,6 +42,7 @@ pub(super) fn widen_fp8(from: &[u8], to: &mut [f32]) {
 impl Simd for Portable {
     const LANES: usize = 8;
     const MAX_ROWS: usize = 4;
+    const DOT_KEYS: usize = 2;
     type Vector = Vector;
     type Row = [f32; 8];
 
@@ -125,6 +126,11 @@ impl Simd for Portable {
     #[inline(always)]
     fn reduce_add(self, a: Vector) -> f32 {
         reduce_add(a)
+    }
+
+    #[inline(always)]
+    fn sums(self, rows: &[Vector]) -> Vector {
+        std::array::from_fn(|i| reduce_add(rows[i]))
     }
 
     #[inline(always)]

@@ -147,6 +147,41 @@ fn all_codes_widen_exactly_and_nothing_beyond_them_is_written() {
     }
 }
 
+struct Sums<'a> {
+    from: &'a [f32],
+    to: &'a mut [f32],
+}
+
+impl Kernel for Sums<'_> {
+    type Output = usize;
+
+    fn run<S: Simd>(self, simd: S) -> usize {
+        let sums = simd.sums(&bytemuck::cast_slice(self.from)[..S::LANES]);
+        simd.store(sums, &mut bytemuck::cast_slice_mut(self.to)[0]);
+        S::LANES
+    }
+}
+
+#[test]
+fn sums_of_lanes_are_those_of_each_vector_in_one_order() {
+    for isa in Isa::available() {
+        let lanes = isa.panel() / 2;
+        // Whole numbers add up exactly, whatever the order.
+        let mut from: Vec<f32> = (0..16u16 * 16).map(|i| f32::from(i * i % 251)).collect();
+        from[3 * lanes + 1] = f32::NAN;
+        let mut to = [7.0; 16];
+        isa.run(Sums { from: &from, to: &mut to });
+        for (i, vector) in from.chunks_exact(lanes).take(lanes).enumerate() {
+            let want: f32 = vector.iter().sum();
+            assert!(to[i] == want || (i == 3 && to[i].is_nan()), "{isa:?}: vector {i}: {} for {want}", to[i]);
+        }
+        // The same vector at every place: the same bits.
+        let vector: Vec<f32> = grid(0.1, 0.9, lanes - 1).iter().map(|x| x * x).collect();
+        isa.run(Sums { from: &vector.repeat(16), to: &mut to });
+        assert!(to[..lanes].iter().all(|sum| sum.to_bits() == to[0].to_bits()), "{isa:?}: {to:?}");
+    }
+}
+
 struct Reduce<'a>(&'a [f32]);
 
 impl Kernel for Reduce<'_> {

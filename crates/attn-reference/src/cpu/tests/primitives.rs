@@ -1,15 +1,18 @@
 //! Each primitive against plain `f64` arithmetic, and the bits of every register block against those of one row.
 
+use crate::cpu::ahead::Ahead;
+use crate::cpu::dots::{DotScores, STAGE_LEN};
 use crate::cpu::isa::Isa;
 use crate::cpu::merge::{MergeStates, Moments, finish};
-use crate::cpu::pack::KV_TILE;
-use crate::cpu::pv::{Accumulate, Rescale, Values};
+use crate::cpu::pack::{KV_TILE, PagedRows, Run};
+use crate::cpu::pv::{Accumulate, Rescale, Strides, Values};
 use crate::cpu::qk::{ScoreRow, Scores};
 use crate::cpu::scratch::RowStates;
 use crate::cpu::softmax::{OnlineSoftmax, Softcap};
 use crate::cpu::unit::blocks;
 
 use super::problem::Rng;
+use kvpool::{HostKv, KvFormat, KvLayout, KvSpec, PageSize};
 
 fn floats(n: usize) -> Vec<f32> {
     let mut rng = Rng(0x2545_F491_4F6C_DD1D);
@@ -63,6 +66,61 @@ fn scores_are_dot_products_whatever_the_block() {
     }
 }
 
+/// Dot products of rows with some keys of a tile of rows.
+fn dot_scores(isa: Isa, q: &[f32], k: &[f32], dim: usize, keys: std::ops::Range<usize>) -> Vec<ScoreRow> {
+    let (lanes, panel) = (isa.panel() / 2, isa.panel());
+    let (dim_padded, stride) = (dim.next_multiple_of(lanes), (dim.div_ceil(panel) | 1) * panel);
+    let padded = |vectors: &[f32], stride: usize| -> Vec<f32> {
+        let pad = |v: &[f32]| v.iter().copied().chain(std::iter::repeat_n(0.0, stride - dim)).collect::<Vec<_>>();
+        vectors.chunks_exact(dim).flat_map(pad).collect()
+    };
+    let (queries, tile) = (padded(q, dim_padded), padded(k, stride));
+    let mut scores = vec![[7.0; KV_TILE]; q.len() / dim];
+    let (mut stage, cache) = (vec![f32::NAN; STAGE_LEN], latent_cache());
+    let rows = PagedRows { plane: cache.k(), pages: &[0], page_size: 4, head: 0 };
+    let ahead = Ahead::new(Run { rows, start: 0, len: 4 }, 100);
+    let (scores_out, stage) = (scores.as_mut_slice(), stage.as_mut_slice());
+    isa.run(DotScores {
+        queries: &queries,
+        dim_padded,
+        tile: &tile,
+        stride,
+        keys,
+        ahead: &ahead,
+        stage,
+        scores: scores_out,
+    });
+    scores
+}
+
+fn latent_cache() -> HostKv {
+    let spec = KvSpec { num_kv_heads: 1, head_dim_k: 24, values: kvpool::Values::InKeys(16) };
+    HostKv::for_spec(spec, 1, PageSize::new(4).unwrap(), KvLayout::Nhd, KvFormat::F32).unwrap()
+}
+
+#[test]
+fn scores_of_rows_are_dot_products_whatever_the_block() {
+    let dim = 43;
+    let k = floats(14 * dim);
+    for isa in Isa::available() {
+        for num_rows in [1, 2, 3, 4, 7, 9] {
+            let q = floats(num_rows * dim);
+            for keys in [0..12, 1..9, 2..13, 0..7, 5..10, 3..7, 4..7, 2..4, 13..14] {
+                let scores = dot_scores(isa, &q, &k, dim, keys.clone());
+                for (row, q) in q.chunks_exact(dim).enumerate() {
+                    for (key, k) in k.chunks_exact(dim).enumerate().take(keys.end).skip(keys.start) {
+                        let want: f64 = q.iter().zip(k).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
+                        close(scores[row][key], want, "score");
+                        let alone = dot_scores(isa, q, k, dim, 0..1)[0][0];
+                        assert_eq!(scores[row][key].to_bits(), alone.to_bits(), "{isa:?}: row {row}, key {key}");
+                    }
+                    assert!(scores[row][keys.end..].iter().all(|x| *x == 7.0), "{isa:?}: other columns stay");
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn outputs_sum_just_the_given_columns_whatever_the_block() {
     for isa in Isa::available() {
@@ -80,7 +138,7 @@ fn outputs_sum_just_the_given_columns_whatever_the_block() {
             isa.run(Accumulate {
                 isa,
                 probs,
-                values: Values { tile: &values, room, first },
+                values: Values { tile: &values, strides: Strides::of_panels(room), first },
                 columns,
                 out,
                 ahead: None,

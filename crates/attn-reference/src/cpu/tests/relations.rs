@@ -67,7 +67,7 @@ fn a_token_decoded_has_the_bits_that_it_had_when_prefilled() {
 }
 
 /// The last `q_len` of the first `kv_len` tokens of a problem of one request.
-fn prefix(whole: &Problem, kv_len: usize, q_len: usize) -> Problem {
+pub(super) fn prefix(whole: &Problem, kv_len: usize, q_len: usize) -> Problem {
     let page_size = whole.batch.page_size();
     let narrow = |x: usize| i32::try_from(x).unwrap();
     let pages = &whole.batch.kv_indices()[..page_size.pages_for(kv_len)];

@@ -4,7 +4,7 @@ use kvpool::{HostKv, HostTensor, KvFormat, KvLayout, KvSpec, PageSize, Slot, Val
 
 use super::problem::Rng;
 use crate::cpu::isa::Isa;
-use crate::cpu::pack::{KV_TILE, PackKeys, PackValues, PagedRows, Run};
+use crate::cpu::pack::{KV_TILE, PackKeys, PackRows, PackValues, PagedRows, Run};
 
 const LEN: usize = 37;
 const PAGE_SIZE: u32 = 4;
@@ -57,6 +57,14 @@ fn packed_rows_are_what_the_cache_reads() {
                 let got: Vec<f32> =
                     (0..width).map(|d| tile[(key / panel * padded + d) * panel + key % panel]).collect();
                 assert_eq!(&got, want, "{isa:?}: key {key} of {latent} + {rope}");
+            }
+            let stride = (width.div_ceil(panel) | 1) * panel;
+            let mut rows = vec![f32::NAN; LEN * stride];
+            isa.run(PackRows { run: keys, stride, rows: &mut rows });
+            for (key, want) in real(&cache, &pages, true).iter().enumerate() {
+                let (got, rest) = rows[key * stride..(key + 1) * stride].split_at(width);
+                assert_eq!(got, want, "{isa:?}: row {key} of {latent} + {rope}");
+                assert!(rest.iter().all(|x| *x == 0.0), "{isa:?}: row {key} ends in zeros");
             }
             let room = 40;
             let mut tile = vec![f32::NAN; room * (latent as usize).next_multiple_of(panel)];
