@@ -108,3 +108,8 @@ fn check(kind: RandomModel) {
 fn a_hybrid_of_dense_and_block_sparse_layers() {
     check(RandomModel::Minimax);
 }
+
+#[test]
+fn latent_layers_behind_a_dense_one() {
+    check(RandomModel::Mla);
+}

@@ -49,18 +49,26 @@ fn what_cannot_be_checked_is_refused() {
 mod random {
     use super::*;
 
-    /// Prompts of more than the three blocks of 64 tokens that a row may take.
-    fn generate(args: &[&str]) -> String {
+    /// Prompts of more than the three blocks of 64 tokens that a block-sparse row may take.
+    fn generate(kind: &str, args: &[&str]) -> String {
         let prompts = ["block-sparse ".repeat(30), "attention ".repeat(35), "block-sparse ".repeat(31)];
-        let mut all = vec!["generate", "--random-model", "minimax", "--max-new-tokens", "12"];
+        let mut all = vec!["generate", "--random-model", kind, "--max-new-tokens", "12"];
         prompts.iter().for_each(|prompt| all.extend(["--prompt", prompt]));
         all.extend(args);
         attn_ok(&all)
     }
 
-    #[test]
-    fn a_random_model_says_the_same_however_it_is_run() {
-        let expected = generate(&["--page-size", "16"]);
+    /// The tokens of each prompt, and its last logit.
+    fn said(text: &str) -> Vec<(&str, f32)> {
+        let parse = |line| {
+            let (tokens, logit) = str::split_once(line, " (last logit ").unwrap();
+            (tokens, logit.trim_end_matches(')').parse().unwrap())
+        };
+        text.lines().map(parse).collect()
+    }
+
+    fn check(kind: &str, backends: &str, tolerance: f32) {
+        let expected = generate(kind, &["--page-size", "16"]);
         assert_eq!(expected.lines().count(), 3);
         let small_pool = ["--page-size", "16", "--num-pages", "40"];
         for args in [
@@ -69,13 +77,29 @@ mod random {
             &["--prefill-chunk", "37"],
             &["--prefill-chunk", "1"],
             &["--no-prefix-cache"],
-            &["--attention-backend", "cpu+sparse"],
+            &["--attention-backend", backends],
             &["--threads", "1"],
             &small_pool,
         ] {
-            assert_eq!(generate(args), expected, "{args:?}");
+            let got = generate(kind, args);
+            for ((tokens, logit), (want, want_logit)) in said(&got).into_iter().zip(said(&expected)) {
+                assert_eq!(tokens, want, "{kind}, {args:?}");
+                assert!((logit - want_logit).abs() <= tolerance, "{kind}, {args:?}: {logit} for {want_logit}");
+            }
+            assert_eq!(got.lines().count(), 3);
         }
-        assert_ne!(generate(&["--model-seed", "1"]), expected, "another seed is another model");
+        assert_ne!(generate(kind, &["--model-seed", "1"]), expected, "another seed is another model");
+    }
+
+    #[test]
+    fn block_sparse_layers_say_the_same_however_they_are_run() {
+        check("minimax", "cpu+sparse", 0.0);
+    }
+
+    #[test]
+    fn latent_layers_say_the_same_however_they_are_run() {
+        // The two forms of latent attention round differently.
+        check("mla", "cpu+mla", 1e-5);
     }
 
     #[test]

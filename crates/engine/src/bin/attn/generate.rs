@@ -25,7 +25,7 @@ pub struct Args {
     /// The model: a GGUF file of a Llama-family or Gemma 3 model
     #[arg(long, value_name = "FILE", required_unless_present = "random_model")]
     model: Option<PathBuf>,
-    /// A model of random weights in place of a file: minimax. Tokens are bytes; what comes out is token ids.
+    /// A model of random weights in place of a file: minimax or mla. Tokens are bytes; what comes out is token ids.
     #[arg(long, value_name = "KIND", conflicts_with_all = ["model", "cases", "chat", "system"])]
     pub(super) random_model: Option<RandomModel>,
     /// Seed of the random weights.

@@ -1,5 +1,7 @@
 //! Random matrices and the few operations between attention calls, in plain `f32`, a row at a time.
 
+use std::ops::Range;
+
 /// Numbers from a seed.
 #[derive(Debug)]
 pub(super) struct Noise(u64);
@@ -44,6 +46,11 @@ impl Matrix {
         rows.flat_map(|x| self.weight.chunks_exact(self.num_in).map(move |w| dot(x, w))).collect()
     }
 
+    /// The elements, row by row.
+    pub(super) fn elements(&self) -> &[f32] {
+        &self.weight
+    }
+
     /// A row of the matrix.
     pub(super) fn row(&self, index: usize) -> &[f32] {
         &self.weight[index * self.num_in..(index + 1) * self.num_in]
@@ -61,13 +68,13 @@ pub(super) fn rms_norm(x: &[f32], weight: &[f32]) -> Vec<f32> {
     x.chunks_exact(weight.len()).flat_map(norm).collect()
 }
 
-/// Turns the first `rotated` elements of each head of `[tokens, heads · dim]` by the angles of its token's position;
-/// element `i` is paired with `i + rotated / 2`.
-pub(super) fn rotate(x: &mut [f32], positions: &[u32], dim: usize, rotated: usize) {
-    let half = rotated / 2;
+/// Turns some columns of each head of `[tokens, heads · dim]` by the angles of its token's position; the first half of
+/// them is paired with the second.
+pub(super) fn rotate(x: &mut [f32], positions: &[u32], dim: usize, columns: &Range<usize>) {
+    let half = columns.len() / 2;
     let width = x.len() / positions.len().max(1);
     for (token, &position) in x.chunks_exact_mut(width.max(1)).zip(positions) {
-        for head in token.chunks_exact_mut(dim) {
+        for head in token.chunks_exact_mut(dim).map(|head| &mut head[columns.clone()]) {
             for i in 0..half {
                 let exponent = f64::from(u32::try_from(i).expect("a small width"))
                     / f64::from(u32::try_from(half).expect("a small width"));
@@ -81,13 +88,39 @@ pub(super) fn rotate(x: &mut [f32], positions: &[u32], dim: usize, rotated: usiz
     }
 }
 
+/// The gated MLP of a layer.
+#[derive(Debug)]
+pub(super) struct Mlp {
+    norm: Vec<f32>,
+    gate: Matrix,
+    up: Matrix,
+    down: Matrix,
+}
+
+impl Mlp {
+    pub(super) fn new(noise: &mut Noise, hidden: usize, inner: usize) -> Self {
+        Self {
+            norm: noise.norm(hidden),
+            gate: noise.matrix(inner, hidden),
+            up: noise.matrix(inner, hidden),
+            down: noise.matrix(hidden, inner),
+        }
+    }
+
+    /// What it adds to the stream.
+    pub(super) fn delta(&self, hidden: &[f32]) -> Vec<f32> {
+        let x = rms_norm(hidden, &self.norm);
+        self.down.product(&gated(&self.gate.product(&x), &self.up.product(&x)))
+    }
+}
+
 /// `x += y`.
 pub(super) fn add(x: &mut [f32], y: &[f32]) {
     x.iter_mut().zip(y).for_each(|(x, y)| *x += y);
 }
 
 /// `silu(gate) · up`.
-pub(super) fn gated(gate: &[f32], up: &[f32]) -> Vec<f32> {
+fn gated(gate: &[f32], up: &[f32]) -> Vec<f32> {
     gate.iter().zip(up).map(|(g, u)| g / (1.0 + (-g).exp()) * u).collect()
 }
 

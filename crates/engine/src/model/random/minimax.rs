@@ -7,7 +7,7 @@ use attn_metadata::{HeadShape, Layer, LayerParams, RunError};
 use attn_sparse::{LayerKind, SparseConfig, SparseFamily, SparseParams};
 use serde_json::json;
 
-use super::matrix::{Matrix, Noise, add, check, gated, rms_norm, rotate};
+use super::matrix::{Matrix, Mlp, Noise, add, check, rms_norm, rotate};
 use super::{RandomModelError, VOCAB_SIZE};
 use crate::lm::{
     AttentionInput, AttentionOutput, ForwardError, LanguageModel, LayerAttention, Logits, ModelInput, Rows,
@@ -41,10 +41,7 @@ struct Block {
     v: Matrix,
     out: Matrix,
     index: Option<IndexBlock>,
-    mlp_norm: Vec<f32>,
-    gate: Matrix,
-    up: Matrix,
-    down: Matrix,
+    mlp: Mlp,
 }
 
 /// The weights of an index branch.
@@ -71,7 +68,7 @@ impl Branch {
 
     fn project(&self, hidden: &[f32], positions: &[u32]) -> Vec<f32> {
         let mut heads = rms_norm(&self.weight.product(hidden), &self.norm);
-        rotate(&mut heads, positions, self.norm.len(), ROTATED);
+        rotate(&mut heads, positions, self.norm.len(), &(0..ROTATED));
         heads
     }
 }
@@ -142,10 +139,7 @@ impl Block {
             v: noise.matrix((NUM_KV_HEADS * HEAD_DIM) as usize, HIDDEN),
             out: noise.matrix(HIDDEN, width),
             index,
-            mlp_norm: noise.norm(HIDDEN),
-            gate: noise.matrix(MLP, HIDDEN),
-            up: noise.matrix(MLP, HIDDEN),
-            down: noise.matrix(HIDDEN, MLP),
+            mlp: Mlp::new(noise, HIDDEN, MLP),
         }
     }
 
@@ -177,12 +171,6 @@ impl Block {
         }
         Ok(delta)
     }
-
-    /// What the gated MLP adds to the stream.
-    fn mlp(&self, hidden: &[f32]) -> Vec<f32> {
-        let x = rms_norm(hidden, &self.mlp_norm);
-        self.down.product(&gated(&self.gate.product(&x), &self.up.product(&x)))
-    }
 }
 
 impl LanguageModel for Minimax {
@@ -205,7 +193,7 @@ impl LanguageModel for Minimax {
         for (layer, block) in self.blocks.iter().enumerate() {
             let attended = block.attend(layer, &hidden, input.positions, attention);
             add(&mut hidden, &attended.map_err(|source| ForwardError::Attention { layer, source })?);
-            let delta = block.mlp(&hidden);
+            let delta = block.mlp.delta(&hidden);
             add(&mut hidden, &delta);
         }
         let row = |&row: &usize| hidden[row * HIDDEN..(row + 1) * HIDDEN].to_vec();

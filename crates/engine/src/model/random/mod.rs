@@ -5,11 +5,13 @@
 
 mod matrix;
 mod minimax;
+mod mla;
 
 use std::fmt;
 use std::str::FromStr;
 
 pub use minimax::Minimax;
+pub use mla::Mla;
 
 use crate::lm::LanguageModel;
 
@@ -21,17 +23,20 @@ pub const VOCAB_SIZE: usize = 256;
 pub enum RandomModel {
     /// Dense and block-sparse layers, as MiniMax M3 has them.
     Minimax,
+    /// Latent layers behind a dense one, as DeepSeek-V2 and V3 have them.
+    Mla,
 }
 
 impl RandomModel {
     /// Every kind.
-    pub const ALL: [Self; 1] = [Self::Minimax];
+    pub const ALL: [Self; 2] = [Self::Minimax, Self::Mla];
 
     /// Its name on the command line.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Minimax => "minimax",
+            Self::Mla => "mla",
         }
     }
 
@@ -42,6 +47,7 @@ impl RandomModel {
     pub fn make(self, seed: u64) -> Result<Box<dyn LanguageModel>, RandomModelError> {
         match self {
             Self::Minimax => Ok(Box::new(Minimax::new(seed)?)),
+            Self::Mla => Ok(Box::new(Mla::new(seed)?)),
         }
     }
 }
@@ -79,6 +85,9 @@ pub enum RandomModelError {
     /// What its configuration makes of a sparse layer.
     #[error(transparent)]
     Sparse(#[from] attn_sparse::Violations),
+    /// The widths or the weights of a latent layer.
+    #[error(transparent)]
+    Latent(#[from] attn_mla::MlaError),
     /// A layer.
     #[error(transparent)]
     Layer(#[from] attn_metadata::LayerError),
