@@ -1,24 +1,27 @@
 //! A selector of single tokens, as DSA has it: written against the public boundary alone.
 //!
-//! The score of a token is `Σ_h w[h] · relu(q[h] · k)` over all index heads; the best tokens make one set for all heads;
-//! nothing is forced. The layer is an absorbed latent one: one KV head, values in the first columns of the keys.
-//! Attention to single tokens needs nothing new: [`SparseAttend`] takes any unit.
+//! The selector is in `selector.rs`. The layer is an absorbed latent one: one KV head, values in the first columns of the
+//! keys. Attention to single tokens needs nothing new: [`SparseAttend`] takes any unit. That `attn-mla` attends to the
+//! same selection is shown by an example of `engine`, `token_sparse`.
 //!
 //! ```text
 //! cargo run --package attn-sparse --example token_selector
 //! ```
 #![allow(clippy::print_stdout)]
 
+mod selector;
+
 use std::error::Error;
 
 use attn_metadata::{Batch, HeadShape, Lse, PoolShape, RawBatch};
 use attn_reference::cpu::Isa;
 use attn_reference::cpu::tiles::Workers;
+use attn_sparse::Pipeline;
 use attn_sparse::cpu::SparseAttend;
 use attn_sparse::selection::TAIL;
-use attn_sparse::stage::{AttendInput, AttendOutput, Index, Scores, Select, StageError, Step, rows_of};
-use attn_sparse::{Fanout, Pipeline, Selection, Unit};
+use attn_sparse::stage::{AttendInput, AttendOutput, StageError, Step};
 use kvpool::{HostKv, HostTensor, HostTensorMut, KvFormat, KvLayout, KvSpec, PageSize, Slot, Values};
+use selector::{TokenIndex, TokenInput, TokenSelect};
 
 const INDEX_HEADS: usize = 4;
 const INDEX_DIM: usize = 16;
@@ -26,79 +29,6 @@ const TOPK: usize = 32;
 const LATENT: u32 = 24;
 const VALUE: u32 = 16;
 const HEADS: HeadShape = HeadShape { num_qo_heads: 8, num_kv_heads: 1, head_dim_qk: LATENT, head_dim_vo: VALUE };
-
-/// Scores tokens by weighted rectified products.
-struct TokenIndex;
-
-/// What it is given: queries `[rows, heads, dim]`, weights `[rows, heads, 1]`, the cache of index keys.
-struct TokenInput<'a> {
-    q: HostTensor<'a>,
-    weights: HostTensor<'a>,
-    cache: &'a HostKv,
-}
-
-impl Index for TokenIndex {
-    type Input<'a> = TokenInput<'a>;
-
-    fn num_heads(&self) -> usize {
-        1 // the heads are summed here: one score a token
-    }
-
-    fn unit(&self) -> Unit {
-        Unit::Token
-    }
-
-    fn score(&mut self, step: &mut Step<'_>, input: &mut TokenInput<'_>, out: &mut Scores) -> Result<(), StageError> {
-        let page_size = step.batch.page_size();
-        let (mut key, mut query) = ([0.0; INDEX_DIM], [0.0; INDEX_DIM]);
-        for (request, row, _) in rows_of(step.batch, out.rows()) {
-            let scores = out.get_mut(row, 0);
-            for (token, score) in (0u32..).zip(scores.iter_mut()) {
-                let page = step.batch.page_of(request, token);
-                let slot = Slot::new(page, token % page_size.get(), page_size).expect("a slot of the pool");
-                input.cache.read_k(slot, 0, &mut key);
-                *score = 0.0;
-                for head in 0..INDEX_HEADS {
-                    input.q.read(row, head, &mut query);
-                    let product: f32 = query.iter().zip(&key).map(|(q, k)| q * k).sum();
-                    *score += input.weights.get(row, head, 0) * product.max(0.0);
-                }
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Takes the best tokens; of equal scores the lower position.
-struct TokenSelect;
-
-impl Select for TokenSelect {
-    fn fanout(&self) -> Fanout {
-        Fanout::Shared
-    }
-
-    fn width(&self) -> usize {
-        TOPK
-    }
-
-    fn needs_scores(&self, num_units: usize) -> bool {
-        num_units > TOPK
-    }
-
-    fn select(&mut self, scores: &Scores, out: &mut Selection) -> Result<(), StageError> {
-        for row in scores.rows() {
-            let mut ids: Vec<i32> = (0i32..).take(out.visible(row) as usize).collect();
-            if self.needs_scores(ids.len()) {
-                let score = |id: &i32| scores.get(row, 0)[id.unsigned_abs() as usize];
-                ids.sort_by(|a, b| score(b).total_cmp(&score(a)));
-                ids.truncate(TOPK);
-                ids.sort_unstable();
-            }
-            out.set(row, 0, &ids)?;
-        }
-        Ok(())
-    }
-}
 
 fn main() -> Result<(), Box<dyn Error>> {
     let page_size = PageSize::new(16)?;
@@ -134,7 +64,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut workers = Workers::new(Isa::detect(), None, "example")?;
     let mut step = Step { batch: &batch, num_rows: rows, workers: &mut workers };
     let attend = SparseAttend::new(HEADS);
-    let mut pipeline = Pipeline::new(TokenIndex, TokenSelect, attend, page_size, 1).map_err(StageError::Refused)?;
+    let mut pipeline =
+        Pipeline::new(TokenIndex::new(INDEX_HEADS, INDEX_DIM), TokenSelect { topk: TOPK }, attend, page_size, 1)
+            .map_err(StageError::Refused)?;
     let mut selection = pipeline.new_selection();
     let mut input = TokenInput {
         q: HostTensor::packed(&index_q[..], [rows, INDEX_HEADS, INDEX_DIM])?,
