@@ -28,8 +28,6 @@ namespace {
 
 using Cursor = UnitCursor<kKernelExtend, INT32_MAX>;
 
-constexpr int at_most(int x, int limit) { return x < limit ? x : limit; }
-
 template <class Q_, class KV_, int kDq_, int kDv_, bool kGeneral_, int kRows_>
 struct Config {
   using Q = Q_;
@@ -37,15 +35,7 @@ struct Config {
   static constexpr int kDq = kDq_, kDv = kDv_, kRows = kRows_;
   static constexpr bool kGeneral = kGeneral_;
   static constexpr bool kFp8 = Same<KV, Fp8>::value;
-  template <bool, class A, class B>
-  struct Pick {
-    using T = A;
-  };
-  template <class A, class B>
-  struct Pick<false, A, B> {
-    using T = B;
-  };
-  using Math = typename Pick<kFp8, F16, Q>::T;  // e4m3 is a subset of f16
+  using Math = typename Either<kFp8, F16, Q>::T;  // e4m3 is a subset of f16
 
   static constexpr int kMt = kRows == 128 && kDv <= 128 ? 2 : 1;  // 16-row tiles of a warp
   static constexpr int kWarps = kRows / (16 * kMt);

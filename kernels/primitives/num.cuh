@@ -30,6 +30,18 @@ struct Same<A, A> {
   static constexpr bool value = true;
 };
 
+// The first of two types where a condition holds, else the second.
+template <bool, class A, class B>
+struct Either {
+  using T = A;
+};
+template <class A, class B>
+struct Either<false, A, B> {
+  using T = B;
+};
+
+constexpr int at_most(int x, int limit) { return x < limit ? x : limit; }
+
 // 2^x, relative error 2^-22; PTX ex2.approx
 __device__ __forceinline__ float exp2_approx(float x) {
   float y;
