@@ -1,9 +1,10 @@
 //! `cargo xtask mutate`: plants faults in a copy of the workspace, one at a time, and demands that tests notice each.
 //!
-//! The faults are data (`mutation`, `kernel_faults`, `waist_faults`); the copy lies under `target/mutants`
+//! The faults are data (`mutation`, `kernel_faults`, `waist_faults`, `family_faults`); the copy lies under `target/mutants`
 //! (`tree`) and has a target folder of its own, so that builds are incremental from fault to fault (`trial`).
 //! Before the first fault the tests must pass without one: a test that always fails would notice everything.
 
+mod family_faults;
 mod kernel_faults;
 mod mutation;
 mod report;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{kernel_faults, waist_faults};
+use super::{family_faults, kernel_faults, waist_faults};
 
 /// One planted fault: a small edit of one file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,7 +37,7 @@ impl Mutation {
 
 /// Every mutation, in the order of the table.
 pub(crate) fn all() -> impl Iterator<Item = &'static Mutation> {
-    kernel_faults::FAULTS.iter().chain(waist_faults::FAULTS)
+    kernel_faults::FAULTS.iter().chain(waist_faults::FAULTS).chain(family_faults::FAULTS)
 }
 
 /// Tests that are built and run together.
@@ -53,11 +53,16 @@ pub(crate) enum Tests {
     Pool,
     /// The tests of `page-table`.
     PageTable,
+    /// The tests of `attn-mla`.
+    Mla,
+    /// The tests of `attn-sparse`.
+    Sparse,
 }
 
 impl Tests {
     /// All of them.
-    pub(crate) const ALL: [Self; 5] = [Self::Suite, Self::Cpu, Self::Waist, Self::Pool, Self::PageTable];
+    pub(crate) const ALL: [Self; 7] =
+        [Self::Suite, Self::Cpu, Self::Waist, Self::Pool, Self::PageTable, Self::Mla, Self::Sparse];
 
     /// What `cargo test` is told to build.
     pub(crate) const fn targets(self) -> &'static [&'static str] {
@@ -67,6 +72,8 @@ impl Tests {
             Self::Waist => &["--package", "attn-metadata", "--lib", "--tests"],
             Self::Pool => &["--package", "kvpool", "--lib", "--tests"],
             Self::PageTable => &["--package", "page-table", "--lib", "--tests"],
+            Self::Mla => &["--package", "attn-mla", "--lib", "--tests"],
+            Self::Sparse => &["--package", "attn-sparse", "--lib", "--tests"],
         }
     }
 
@@ -87,6 +94,8 @@ impl fmt::Display for Tests {
             Self::Waist => "attn-metadata",
             Self::Pool => "kvpool",
             Self::PageTable => "page-table",
+            Self::Mla => "attn-mla",
+            Self::Sparse => "attn-sparse",
         })
     }
 }
