@@ -1,6 +1,7 @@
 //! What a result may not depend on: the run, the neighbours, the workers, the layer before, a hybrid. All exact.
 
 use attn_metadata::{HostDevice, HybridBackend, LayerParams};
+use kvpool::{Dtype, KvDtype};
 
 use super::context::{Context, roomy, with_queries};
 use super::large::few_heads;
@@ -90,6 +91,11 @@ fn same_member(what: &str, member: usize, a: &(Problem, Run), b: &(Problem, Run)
 fn with_split(case: &mut Case, rng: &mut Rng) {
     with_queries(case, rng);
     few_heads(case, 4);
+    // A window would leave too few keys to split, and outputs of 16 bits hide in which order the parts were added.
+    case.window = None;
+    if rng.below(2) == 0 {
+        (case.q_dtype, case.kv_dtype) = (Dtype::F32, KvDtype::F32);
+    }
     case.requests.truncate(6);
     case.requests.push(RequestShape { q_len: 1, kv_len: 2100 });
 }

@@ -198,7 +198,9 @@ mod tests {
         let (mut num_made, mut len) = (0, 0);
         for rows in 1..=10_000 {
             assert!(states.make_room(rows, 16));
-            assert!(states.max.len() >= rows && states.sum.len() >= rows && states.out.get(rows * 16).len() == rows * 16);
+            assert!(
+                states.max.len() >= rows && states.sum.len() >= rows && states.out.get(rows * 16).len() == rows * 16
+            );
             num_made += usize::from(states.max.len() != len);
             len = states.max.len();
         }
