@@ -28,6 +28,7 @@
 #![forbid(unsafe_code)]
 
 mod audit;
+mod elements;
 mod error;
 mod failure;
 mod fence;
@@ -48,6 +49,7 @@ mod storage;
 mod tensor;
 
 pub use audit::{AuditError, PoolAudit};
+pub use elements::Elements;
 pub use error::{KvPart, OverlapDetail, ShapeError};
 pub use failure::FailurePlan;
 pub use fence::{Fence, ManualFence};

@@ -7,6 +7,7 @@ use std::ops::Range;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
+use crate::elements::Elements;
 use crate::error::ShapeError;
 use crate::format::KvDtype;
 use crate::fp8::{f32_to_fp8_e4m3, fp8_e4m3_to_f32};
@@ -18,15 +19,15 @@ use crate::slice::HostSlice;
 #[derive(Debug, Clone, PartialEq)]
 pub enum KvBuffer {
     /// Single precision.
-    F32(Vec<f32>),
+    F32(Elements<f32>),
     /// Half precision.
-    F16(Vec<f16>),
+    F16(Elements<f16>),
     /// bfloat16.
-    Bf16(Vec<bf16>),
+    Bf16(Elements<bf16>),
     /// FP8 E4M3 codes.
-    Fp8E4m3(Vec<u8>),
+    Fp8E4m3(Elements<u8>),
     /// Bytes of latent rows.
-    Fp8Latent(Vec<u8>),
+    Fp8Latent(Elements<u8>),
 }
 
 impl KvBuffer {
@@ -45,14 +46,14 @@ impl KvBuffer {
     /// [`ShapeError::OutOfMemory`].
     pub fn try_zeroed(dtype: KvDtype, len: usize) -> Result<KvBuffer, ShapeError> {
         let buffer = match dtype {
-            KvDtype::F32 => bytemuck::allocation::try_zeroed_vec(len).map(KvBuffer::F32),
-            KvDtype::F16 => bytemuck::allocation::try_zeroed_vec(len).map(KvBuffer::F16),
-            KvDtype::Bf16 => bytemuck::allocation::try_zeroed_vec(len).map(KvBuffer::Bf16),
-            KvDtype::Fp8E4m3 => bytemuck::allocation::try_zeroed_vec(len).map(KvBuffer::Fp8E4m3),
-            KvDtype::Fp8Latent => bytemuck::allocation::try_zeroed_vec(len).map(KvBuffer::Fp8Latent),
+            KvDtype::F32 => Elements::try_zeroed(len).map(KvBuffer::F32),
+            KvDtype::F16 => Elements::try_zeroed(len).map(KvBuffer::F16),
+            KvDtype::Bf16 => Elements::try_zeroed(len).map(KvBuffer::Bf16),
+            KvDtype::Fp8E4m3 => Elements::try_zeroed(len).map(KvBuffer::Fp8E4m3),
+            KvDtype::Fp8Latent => Elements::try_zeroed(len).map(KvBuffer::Fp8Latent),
         };
         let bytes = (len as u64).saturating_mul(dtype.element_bytes() as u64);
-        buffer.map_err(|()| ShapeError::OutOfMemory { what: "kv cache", bytes })
+        buffer.ok_or(ShapeError::OutOfMemory { what: "kv cache", bytes })
     }
 
     /// Elements.
