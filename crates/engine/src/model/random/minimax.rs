@@ -7,34 +7,20 @@ use attn_metadata::{HeadShape, Layer, LayerParams, RunError};
 use attn_sparse::{LayerKind, SparseConfig, SparseFamily, SparseParams};
 use serde_json::json;
 
-use super::matrix::{Matrix, Mlp, Noise, add, check, rms_norm, rotate};
+use super::matrix::{Matrix, Mlp, Noise, add, rms_norm, rotate};
+use super::stack::{self, HIDDEN, MLP, Stack};
 use super::{RandomModelError, VOCAB_SIZE};
-use crate::lm::{
-    AttentionInput, AttentionOutput, ForwardError, LanguageModel, LayerAttention, Logits, ModelInput, Rows,
-};
+use crate::lm::{AttentionInput, AttentionOutput, LayerAttention, Rows};
 
-const HIDDEN: usize = 64;
-const MLP: usize = 96;
 const NUM_QO_HEADS: u32 = 8;
 const NUM_KV_HEADS: u32 = 2;
 const HEAD_DIM: u32 = 16;
 /// Elements of a head that positions turn.
 const ROTATED: usize = 8;
-const MAX_LEN: usize = 1 << 20;
-
-/// The model.
-#[derive(Debug)]
-pub struct Minimax {
-    layers: Vec<Layer>,
-    embedding: Matrix,
-    blocks: Vec<Block>,
-    norm: Vec<f32>,
-    head: Matrix,
-}
 
 /// The weights of a layer.
 #[derive(Debug)]
-struct Block {
+pub(super) struct Block {
     attention_norm: Vec<f32>,
     q: Branch,
     k: Branch,
@@ -87,34 +73,31 @@ fn config() -> Result<SparseConfig, attn_sparse::ConfigError> {
     }}))
 }
 
-impl Minimax {
-    /// A model with the weights of a seed.
-    ///
-    /// # Errors
-    /// [`RandomModelError`] where its layers are refused.
-    pub fn new(seed: u64) -> Result<Self, RandomModelError> {
-        let config = config()?;
-        let heads = HeadShape::new(NUM_QO_HEADS, NUM_KV_HEADS, HEAD_DIM);
-        let mut noise = Noise::new(seed);
-        let embedding = noise.matrix(VOCAB_SIZE, HIDDEN);
-        let (mut layers, mut blocks) = (Vec::new(), Vec::new());
-        for kind in &config.layers {
-            layers.push(match kind {
-                LayerKind::Dense => Layer::new(LayerParams::causal(heads))?,
-                LayerKind::Sparse { has_index_value } => {
-                    let params = SparseParams {
-                        score: config.score,
-                        has_index_value: *has_index_value,
-                        ..SparseParams::new(config.blocks, config.num_index_heads, config.index_dim)
-                    };
-                    SparseFamily::new(params, &heads)?.layer(heads)?
-                }
-            });
-            blocks.push(Block::new(&mut noise, &config, *kind));
-        }
-        let head = noise.matrix(VOCAB_SIZE, HIDDEN);
-        Ok(Self { layers, embedding, blocks, norm: noise.norm(HIDDEN), head })
+/// A model with the weights of a seed.
+///
+/// # Errors
+/// [`RandomModelError`] where its layers are refused.
+pub(super) fn model(seed: u64) -> Result<Stack<Block>, RandomModelError> {
+    let config = config()?;
+    let heads = HeadShape::new(NUM_QO_HEADS, NUM_KV_HEADS, HEAD_DIM);
+    let mut noise = Noise::new(seed);
+    let embedding = noise.matrix(VOCAB_SIZE, HIDDEN);
+    let (mut layers, mut blocks) = (Vec::new(), Vec::new());
+    for kind in &config.layers {
+        layers.push(match kind {
+            LayerKind::Dense => Layer::new(LayerParams::causal(heads))?,
+            LayerKind::Sparse { has_index_value } => {
+                let params = SparseParams {
+                    score: config.score,
+                    has_index_value: *has_index_value,
+                    ..SparseParams::new(config.blocks, config.num_index_heads, config.index_dim)
+                };
+                SparseFamily::new(params, &heads)?.layer(heads)?
+            }
+        });
+        blocks.push(Block::new(&mut noise, &config, *kind));
     }
+    Ok(Stack::new(&mut noise, embedding, layers, blocks))
 }
 
 impl Block {
@@ -142,8 +125,9 @@ impl Block {
             mlp: Mlp::new(noise, HIDDEN, MLP),
         }
     }
+}
 
-    /// What attention adds to the stream.
+impl stack::Block for Block {
     fn attend(
         &self,
         layer: usize,
@@ -171,33 +155,8 @@ impl Block {
         }
         Ok(delta)
     }
-}
 
-impl LanguageModel for Minimax {
-    fn layers(&self) -> &[Layer] {
-        &self.layers
-    }
-
-    fn vocab_size(&self) -> usize {
-        VOCAB_SIZE
-    }
-
-    fn max_len(&self) -> usize {
-        MAX_LEN
-    }
-
-    fn forward(&mut self, input: ModelInput<'_>, attention: &mut dyn LayerAttention) -> Result<Logits, ForwardError> {
-        check(&input, VOCAB_SIZE, MAX_LEN)?;
-        let mut hidden: Vec<f32> =
-            input.tokens.iter().flat_map(|&token| self.embedding.row(token as usize).to_vec()).collect();
-        for (layer, block) in self.blocks.iter().enumerate() {
-            let attended = block.attend(layer, &hidden, input.positions, attention);
-            add(&mut hidden, &attended.map_err(|source| ForwardError::Attention { layer, source })?);
-            let delta = block.mlp.delta(&hidden);
-            add(&mut hidden, &delta);
-        }
-        let row = |&row: &usize| hidden[row * HIDDEN..(row + 1) * HIDDEN].to_vec();
-        let picked: Vec<f32> = input.logit_rows.iter().flat_map(row).collect();
-        Ok(Logits::new(self.head.product(&rms_norm(&picked, &self.norm)), VOCAB_SIZE))
+    fn mlp(&self) -> &Mlp {
+        &self.mlp
     }
 }

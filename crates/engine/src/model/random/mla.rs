@@ -8,14 +8,11 @@ use std::ops::Range;
 use attn_metadata::{HeadShape, Layer, LayerParams, RunError};
 use attn_mla::{MlaFamily, MlaWeights, MlaWidths, Scale};
 
-use super::matrix::{Matrix, Mlp, Noise, add, check, rms_norm, rotate};
+use super::matrix::{Matrix, Mlp, Noise, rms_norm, rotate};
+use super::stack::{self, HIDDEN, MLP, Stack};
 use super::{RandomModelError, VOCAB_SIZE};
-use crate::lm::{
-    AttentionInput, AttentionOutput, ForwardError, LanguageModel, LayerAttention, Logits, ModelInput, Rows,
-};
+use crate::lm::{AttentionInput, AttentionOutput, LayerAttention, Rows};
 
-const HIDDEN: usize = 64;
-const MLP: usize = 96;
 const NUM_HEADS: u32 = 8;
 /// KV heads and width of the dense layer.
 const NUM_KV_HEADS: u32 = 2;
@@ -27,21 +24,10 @@ const LATENT: u32 = 32;
 const ROPE: u32 = 8;
 const NOPE: u32 = 16;
 const VALUE: u32 = 12;
-const MAX_LEN: usize = 1 << 20;
-
-/// The model.
-#[derive(Debug)]
-pub struct Mla {
-    layers: Vec<Layer>,
-    embedding: Matrix,
-    blocks: Vec<Block>,
-    norm: Vec<f32>,
-    head: Matrix,
-}
 
 /// The weights of a layer.
 #[derive(Debug)]
-struct Block {
+pub(super) struct Block {
     norm: Vec<f32>,
     attention: Attention,
     out: Matrix,
@@ -65,27 +51,24 @@ struct Latent {
     kv_norm: Vec<f32>,
 }
 
-impl Mla {
-    /// A model with the weights of a seed.
-    ///
-    /// # Errors
-    /// [`RandomModelError`] where its layers are refused.
-    pub fn new(seed: u64) -> Result<Self, RandomModelError> {
-        let widths = MlaWidths::new(LATENT, ROPE, NOPE, VALUE)?;
-        let mut noise = Noise::new(seed);
-        let embedding = noise.matrix(VOCAB_SIZE, HIDDEN);
-        let heads = HeadShape::new(NUM_HEADS, NUM_KV_HEADS, HEAD_DIM);
-        let mut layers = vec![Layer::new(LayerParams::causal(heads))?];
-        let mut blocks = vec![Block::dense(&mut noise)];
-        for _ in 0..NUM_LATENT_LAYERS {
-            let kv_up = noise.matrix((NUM_HEADS * widths.up()) as usize, LATENT as usize);
-            let family = MlaFamily::new(MlaWeights::new(widths, NUM_HEADS, kv_up.elements())?);
-            layers.push(Layer::new(family.layer_params(Scale::of(widths)))?);
-            blocks.push(Block::latent(&mut noise, widths));
-        }
-        let head = noise.matrix(VOCAB_SIZE, HIDDEN);
-        Ok(Self { layers, embedding, blocks, norm: noise.norm(HIDDEN), head })
+/// A model with the weights of a seed.
+///
+/// # Errors
+/// [`RandomModelError`] where its layers are refused.
+pub(super) fn model(seed: u64) -> Result<Stack<Block>, RandomModelError> {
+    let widths = MlaWidths::new(LATENT, ROPE, NOPE, VALUE)?;
+    let mut noise = Noise::new(seed);
+    let embedding = noise.matrix(VOCAB_SIZE, HIDDEN);
+    let heads = HeadShape::new(NUM_HEADS, NUM_KV_HEADS, HEAD_DIM);
+    let mut layers = vec![Layer::new(LayerParams::causal(heads))?];
+    let mut blocks = vec![Block::dense(&mut noise)];
+    for _ in 0..NUM_LATENT_LAYERS {
+        let kv_up = noise.matrix((NUM_HEADS * widths.up()) as usize, LATENT as usize);
+        let family = MlaFamily::new(MlaWeights::new(widths, NUM_HEADS, kv_up.elements())?);
+        layers.push(Layer::new(family.layer_params(Scale::of(widths)))?);
+        blocks.push(Block::latent(&mut noise, widths));
     }
+    Ok(Stack::new(&mut noise, embedding, layers, blocks))
 }
 
 impl Block {
@@ -115,7 +98,17 @@ impl Block {
         Self::new(noise, Attention::Latent(latent), NUM_HEADS * widths.value())
     }
 
-    /// What attention adds to the stream.
+    /// Elements of a token's attention output.
+    const fn out_width(&self) -> usize {
+        let dim = match self.attention {
+            Attention::Dense { .. } => HEAD_DIM,
+            Attention::Latent(_) => VALUE,
+        };
+        (NUM_HEADS * dim) as usize
+    }
+}
+
+impl stack::Block for Block {
     fn attend(
         &self,
         layer: usize,
@@ -131,13 +124,8 @@ impl Block {
         Ok(self.out.product(&out))
     }
 
-    /// Elements of a token's attention output.
-    const fn out_width(&self) -> usize {
-        let dim = match self.attention {
-            Attention::Dense { .. } => HEAD_DIM,
-            Attention::Latent(_) => VALUE,
-        };
-        (NUM_HEADS * dim) as usize
+    fn mlp(&self) -> &Mlp {
+        &self.mlp
     }
 }
 
@@ -179,33 +167,4 @@ impl Latent {
 fn turned(mut heads: Vec<f32>, positions: &[u32], dim: usize, columns: Range<usize>) -> Vec<f32> {
     rotate(&mut heads, positions, dim, &columns);
     heads
-}
-
-impl LanguageModel for Mla {
-    fn layers(&self) -> &[Layer] {
-        &self.layers
-    }
-
-    fn vocab_size(&self) -> usize {
-        VOCAB_SIZE
-    }
-
-    fn max_len(&self) -> usize {
-        MAX_LEN
-    }
-
-    fn forward(&mut self, input: ModelInput<'_>, attention: &mut dyn LayerAttention) -> Result<Logits, ForwardError> {
-        check(&input, VOCAB_SIZE, MAX_LEN)?;
-        let mut hidden: Vec<f32> =
-            input.tokens.iter().flat_map(|&token| self.embedding.row(token as usize).to_vec()).collect();
-        for (layer, block) in self.blocks.iter().enumerate() {
-            let attended = block.attend(layer, &hidden, input.positions, attention);
-            add(&mut hidden, &attended.map_err(|source| ForwardError::Attention { layer, source })?);
-            let delta = block.mlp.delta(&hidden);
-            add(&mut hidden, &delta);
-        }
-        let row = |&row: &usize| hidden[row * HIDDEN..(row + 1) * HIDDEN].to_vec();
-        let picked: Vec<f32> = input.logit_rows.iter().flat_map(row).collect();
-        Ok(Logits::new(self.head.product(&rms_norm(&picked, &self.norm)), VOCAB_SIZE))
-    }
 }

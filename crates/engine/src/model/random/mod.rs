@@ -6,12 +6,10 @@
 mod matrix;
 mod minimax;
 mod mla;
+mod stack;
 
 use std::fmt;
 use std::str::FromStr;
-
-pub use minimax::Minimax;
-pub use mla::Mla;
 
 use crate::lm::LanguageModel;
 
@@ -46,8 +44,8 @@ impl RandomModel {
     /// [`RandomModelError`] where its layers are refused.
     pub fn make(self, seed: u64) -> Result<Box<dyn LanguageModel>, RandomModelError> {
         match self {
-            Self::Minimax => Ok(Box::new(Minimax::new(seed)?)),
-            Self::Mla => Ok(Box::new(Mla::new(seed)?)),
+            Self::Minimax => Ok(Box::new(minimax::model(seed)?)),
+            Self::Mla => Ok(Box::new(mla::model(seed)?)),
         }
     }
 }
