@@ -190,6 +190,15 @@ impl CudaTensorMut<'_> {
     }
 }
 
+/// Where `len` values begin that lie `at` bytes into a buffer.
+fn lse_address(buffer: &DeviceBuffer, at: usize, len: usize) -> Result<u64, ShapeError> {
+    let there = buffer.len().saturating_sub(at) / size_of::<f32>();
+    if len > there {
+        return Err(ShapeError::OutOfBounds { what: "lse", len: there, needed: len });
+    }
+    Ok(buffer.address() + at as u64)
+}
+
 /// An LSE to write: f32 `[rows, num_qo_heads]`, natural logarithm.
 #[derive(Debug)]
 pub struct CudaLseMut<'a> {
@@ -204,11 +213,7 @@ impl<'a> CudaLseMut<'a> {
     /// # Errors
     /// [`ShapeError::OutOfBounds`].
     pub fn new(buffer: &'a mut DeviceBuffer, at: usize, len: usize) -> Result<Self, ShapeError> {
-        let there = buffer.len().saturating_sub(at) / size_of::<f32>();
-        if len > there {
-            return Err(ShapeError::OutOfBounds { what: "lse", len: there, needed: len });
-        }
-        Ok(Self { address: buffer.address() + at as u64, len, memory: PhantomData })
+        Ok(Self { address: lse_address(buffer, at, len)?, len, memory: PhantomData })
     }
 
     /// Values in memory that another library owns.
@@ -258,11 +263,7 @@ impl<'a> CudaLse<'a> {
     /// # Errors
     /// [`ShapeError::OutOfBounds`].
     pub fn new(buffer: &'a DeviceBuffer, at: usize, len: usize) -> Result<Self, ShapeError> {
-        let there = buffer.len().saturating_sub(at) / size_of::<f32>();
-        if len > there {
-            return Err(ShapeError::OutOfBounds { what: "lse", len: there, needed: len });
-        }
-        Ok(Self { address: buffer.address() + at as u64, len, memory: PhantomData })
+        Ok(Self { address: lse_address(buffer, at, len)?, len, memory: PhantomData })
     }
 
     /// Values in memory that another library owns.
