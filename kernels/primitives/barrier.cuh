@@ -1,4 +1,4 @@
-// Barriers in shared memory by which a warp hands something to another one; PTX mbarrier.
+// Barriers in shared memory by which threads hand something to others; PTX mbarrier.
 //
 // The giver writes and arrives, the taker waits and reads: shared memory written before the one is seen after the other.
 // Phases count completed handovers; a taker waits for the end of a phase by its parity, so it may be one phase late, no more.
@@ -8,18 +8,23 @@
 
 #include "memory.cuh"
 
-// Before the block's first __syncthreads, by one thread: each phase ends when a whole warp has arrived.
-__device__ __forceinline__ void barrier_init(uint64_t* barrier) {
-  asm volatile("mbarrier.init.shared.b64 [%0], 32;" ::"r"(shared_address(barrier)) : "memory");
+// Before the block's first __syncthreads, by one thread: each phase ends when `count` arrivals have come.
+__device__ __forceinline__ void barrier_init(uint64_t* barrier, int count = 32) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count) : "memory");
 }
 
-// By all lanes of a warp, without waiting.
+// One arrival of each thread that calls it, without waiting.
 __device__ __forceinline__ void barrier_arrive(uint64_t* barrier) {
-  uint64_t state;
-  asm volatile("mbarrier.arrive.shared.b64 %0, [%1];" : "=l"(state) : "r"(shared_address(barrier)) : "memory");
+  asm volatile("{.reg .b64 state; mbarrier.arrive.shared.b64 state, [%0];}" ::"r"(shared_address(barrier)) : "memory");
 }
 
-// Waits for the end of the phase of this parity: the first phase is 0, the second 1, the third 0.
+// As barrier_arrive, but when all copies (cp_async) that the thread has started are there.
+__device__ __forceinline__ void barrier_arrive_after_copies(uint64_t* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+
+// Waits for the end of the phase of this parity: the first phase is 0, the second 1, the third 0. Before the first phase has
+// ended, the parity 1 counts as over.
 __device__ __forceinline__ void barrier_wait(uint64_t* barrier, int parity) {
   uint32_t has_ended;
   do {

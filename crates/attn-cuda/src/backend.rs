@@ -12,7 +12,7 @@ use attn_metadata::{
 use kvpool::{Dtype, KvDtype};
 
 use crate::device::{Device, DeviceBuffer, DeviceError, Staging};
-use crate::entry::{self, HEAD_DIM_UNIT, Limits, MAX_HEAD_DIM, kernels_of, kv_dtypes_for};
+use crate::entry::{self, Families, HEAD_DIM_UNIT, Limits, MAX_HEAD_DIM, kernels_of, kv_dtypes_for};
 use crate::kernel_set::{KernelSet, LayerConstants};
 use crate::launches::LayerCall;
 use crate::policy::GroupPolicy;
@@ -22,8 +22,19 @@ use crate::tables::{self, Contents, Sizes};
 
 /// Its name in the registry.
 pub(crate) const NAME: &str = "cuda";
+/// Name of the backend without kernels for one GPU alone.
+pub(crate) const PORTABLE_NAME: &str = "cuda-portable";
 /// Name of the backend that uses the kernel for any shape alone.
 pub(crate) const PLAIN_NAME: &str = "cuda-plain";
+
+/// Name of the backend that chooses from some kernels.
+pub(crate) const fn name_of(families: Families) -> &'static str {
+    match families {
+        Families::All => NAME,
+        Families::Portable => PORTABLE_NAME,
+        Families::Plain => PLAIN_NAME,
+    }
+}
 
 /// Bytes of `claim` of `kernels/params.h`.
 const CLAIM_BYTES: usize = 8;
@@ -40,6 +51,18 @@ pub const fn entry() -> BackendEntry<Cuda> {
     }
 }
 
+/// The registry's row for the backend without kernels for one GPU alone: to compare with.
+#[must_use]
+pub const fn portable_entry() -> BackendEntry<Cuda> {
+    BackendEntry {
+        name: PORTABLE_NAME,
+        summary: "as cuda, without the kernels that Hopper alone runs: to compare with",
+        role: Role::ByName,
+        capabilities: available,
+        create: |config| Ok(Box::new(CudaBackend::with_families(config, Families::Portable)?)),
+    }
+}
+
 /// The registry's row for the backend that uses the kernel for any shape alone: slow, to compare with.
 #[must_use]
 pub const fn plain_entry() -> BackendEntry<Cuda> {
@@ -48,7 +71,7 @@ pub const fn plain_entry() -> BackendEntry<Cuda> {
         summary: "one warp a query row, key by key: slow, to compare with",
         role: Role::ByName,
         capabilities: available,
-        create: |config| Ok(Box::new(CudaBackend::plain(config)?)),
+        create: |config| Ok(Box::new(CudaBackend::with_families(config, Families::Plain)?)),
     }
 }
 
@@ -111,18 +134,15 @@ impl CudaBackend {
     /// # Errors
     /// [`CreateError::Unsupported`] with every reason, [`CreateError::Environment`] where the device fails.
     pub fn new(config: &BackendConfig<Cuda>) -> Result<Self, CreateError> {
-        Self::with_kernels(config, NAME, false)
+        Self::with_families(config, Families::All)
     }
 
-    /// As [`new`](Self::new) with the kernel for any shape alone.
+    /// As [`new`](Self::new) with a choice of kernels.
     ///
     /// # Errors
     /// As [`new`](Self::new).
-    pub fn plain(config: &BackendConfig<Cuda>) -> Result<Self, CreateError> {
-        Self::with_kernels(config, PLAIN_NAME, true)
-    }
-
-    fn with_kernels(config: &BackendConfig<Cuda>, name: &'static str, is_plain: bool) -> Result<Self, CreateError> {
+    pub fn with_families(config: &BackendConfig<Cuda>, families: Families) -> Result<Self, CreateError> {
+        let name = name_of(families);
         let unsupported = |reasons| CreateError::Unsupported { backend: name, reasons };
         let capabilities = available(&config.device).map_err(|reason| unsupported(vec![reason]))?;
         capabilities.supports_model(&config.model).map_err(unsupported)?;
@@ -130,7 +150,7 @@ impl CudaBackend {
         let limits = Limits { capability: properties.capability, shared_bytes: properties.max_shared_bytes };
         let model = &config.model;
         let chosen: Result<Vec<_>, _> =
-            model.layers().iter().map(|layer| kernels_of(model, layer, &limits, is_plain)).collect();
+            model.layers().iter().map(|layer| kernels_of(model, layer, &limits, families)).collect();
         let chosen = chosen.map_err(unsupported)?;
         let failed = |source: DeviceError| CreateError::Environment { backend: name, source: Box::new(source) };
         let (kernels, device) = (KernelSet::default(), &config.device.device);

@@ -73,6 +73,36 @@ impl Entry {
     }
 }
 
+/// Which kernels a backend may choose from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Families {
+    /// All that the GPU runs.
+    All,
+    /// Those for every GPU from compute capability 8.0 on, also where a GPU has faster ones of its own.
+    Portable,
+    /// The kernel for any shape alone.
+    Plain,
+}
+
+impl Families {
+    /// File names of the kernels for requests that extend, the fast ones first.
+    const fn extend(self) -> &'static [&'static str] {
+        match self {
+            Self::All => &["extend_sm90", "extend"],
+            Self::Portable => &["extend"],
+            Self::Plain => &[],
+        }
+    }
+
+    /// File names of the kernels for requests that decode.
+    const fn decode(self) -> &'static [&'static str] {
+        match self {
+            Self::All | Self::Portable => &["decode"],
+            Self::Plain => &[],
+        }
+    }
+}
+
 /// What a GPU gives kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Limits {
@@ -138,7 +168,7 @@ pub(crate) fn kernels_of(
     model: &ModelSpec,
     layer: &Layer,
     limits: &Limits,
-    is_plain: bool,
+    families: Families,
 ) -> Result<LayerKernels, Vec<Reason>> {
     let (q, kv) = (Element::of(model.q_dtype()), Element::of_kv(model.kv_dtype()));
     let heads = layer.heads();
@@ -162,13 +192,13 @@ pub(crate) fn kernels_of(
         let group = heads.group_size();
         Some(Pair { plain: find(family, needs_general, group)?, masked: find(family, true, group)? })
     };
-    let fast = |families: &[&str]| if is_plain { None } else { families.iter().find_map(|family| pair(family)) };
-    let extend = fast(&["extend_sm90", "extend"]).or_else(|| pair("plain"));
+    let first = |names: &[&str]| names.iter().find_map(|family| pair(family));
+    let extend = first(families.extend()).or_else(|| pair("plain"));
     let of_module = |family: &'static str| ENTRIES.iter().filter(move |e| e.module.name == family && e.q == q);
     let store = of_module("store_kv").find(|e| Some(e.kv) == kv);
     match (extend, store, of_module("merge_partials").next()) {
         (Some(extend), Some(store), Some(merge)) => {
-            Ok(LayerKernels { decode: fast(&["decode"]), extend, store, merge })
+            Ok(LayerKernels { decode: first(families.decode()), extend, store, merge })
         }
         _ => Err(vec![Reason::KvDtype { got: model.kv_dtype(), supported: kv_dtypes_for(model.q_dtype()) }]),
     }
@@ -247,7 +277,7 @@ mod tests {
     }
 
     fn choose(model: &ModelSpec, limits: &Limits) -> Result<LayerKernels, Vec<Reason>> {
-        kernels_of(model, &model.layers()[0], limits, false)
+        kernels_of(model, &model.layers()[0], limits, Families::All)
     }
 
     #[test]
@@ -279,8 +309,24 @@ mod tests {
         let decode = kernels.decode.unwrap();
         assert_eq!((decode.plain.name, decode.plain.is_general), ("decode_bf16_bf16_d128", false));
         assert!(decode.masked.is_general && decode.rows() >= 4);
-        let plain = kernels_of(&model, &model.layers()[0], &HOPPER, true).unwrap();
+        let plain = kernels_of(&model, &model.layers()[0], &HOPPER, Families::Plain).unwrap();
         assert!(plain.decode.is_none() && plain.extend.family() == "plain");
+    }
+
+    #[test]
+    fn hoppers_own_kernels_run_there_alone() {
+        let model = |dim, kv| model(HeadShape::new(32, 8, dim), Dtype::Bf16, kv, None);
+        let family = |model: &ModelSpec, limits: &Limits, families| {
+            kernels_of(model, &model.layers()[0], limits, families).unwrap().extend.family()
+        };
+        let (same, newer) = (KvDtype::Bf16, Limits { capability: (10, 0), ..HOPPER });
+        for dim in [64, 128, 256] {
+            assert_eq!(family(&model(dim, same), &HOPPER, Families::All), "extend_sm90", "{dim}");
+            assert_eq!(family(&model(dim, same), &HOPPER, Families::Portable), "extend", "{dim}");
+            assert_eq!(family(&model(dim, same), &newer, Families::All), "extend", "{dim}");
+        }
+        assert_eq!(family(&model(96, same), &HOPPER, Families::All), "extend");
+        assert_eq!(family(&model(128, KvDtype::Fp8E4m3), &HOPPER, Families::All), "extend");
     }
 
     #[test]

@@ -12,8 +12,9 @@ use attn_metadata::{
     CreateError, Host, HostDevice, Io, Kv, ModelSpec, PrepareError, Prepared, Reason, Role, RunError, check_io,
 };
 
-use crate::backend::{CudaBackend, NAME, PLAIN_NAME};
+use crate::backend::{CudaBackend, NAME, PLAIN_NAME, PORTABLE_NAME, name_of};
 use crate::device::{Captured, CudaLseMut, CudaTensor, CudaTensorMut, Device, DeviceBuffer, DeviceError, Graph};
+use crate::entry::Families;
 use crate::mirror::{CacheMirror, pack, unpack};
 use crate::space::{Cuda, CudaDevice};
 
@@ -29,6 +30,18 @@ pub const fn host_entry() -> BackendEntry<Host> {
     }
 }
 
+/// The same without the kernels that one GPU alone runs.
+#[must_use]
+pub const fn host_portable_entry() -> BackendEntry<Host> {
+    BackendEntry {
+        name: PORTABLE_NAME,
+        summary: "as cuda, without the kernels that Hopper alone runs: to compare with",
+        role: Role::ByName,
+        capabilities: available,
+        create: |config| Ok(Box::new(CudaOnHost::with_families(config, Families::Portable)?)),
+    }
+}
+
 /// The same with the kernel for any shape alone.
 #[must_use]
 pub const fn host_plain_entry() -> BackendEntry<Host> {
@@ -37,7 +50,7 @@ pub const fn host_plain_entry() -> BackendEntry<Host> {
         summary: "as cuda, one warp a query row, key by key: slow, to compare with",
         role: Role::ByName,
         capabilities: available,
-        create: |config| Ok(Box::new(CudaOnHost::plain(config)?)),
+        create: |config| Ok(Box::new(CudaOnHost::with_families(config, Families::Plain)?)),
     }
 }
 
@@ -97,15 +110,15 @@ impl CudaOnHost {
     /// # Errors
     /// [`CreateError::Unsupported`] with what the machine lacks, and as [`CudaBackend::new`].
     pub fn new(config: &BackendConfig<Host>) -> Result<Self, CreateError> {
-        Self::on(config, NAME, false, CudaBackend::new)
+        Self::with_families(config, Families::All)
     }
 
-    /// As [`new`](Self::new) with the kernel for any shape alone.
+    /// As [`new`](Self::new) with a choice of kernels.
     ///
     /// # Errors
     /// As [`new`](Self::new).
-    pub fn plain(config: &BackendConfig<Host>) -> Result<Self, CreateError> {
-        Self::on(config, PLAIN_NAME, false, CudaBackend::plain)
+    pub fn with_families(config: &BackendConfig<Host>, families: Families) -> Result<Self, CreateError> {
+        Self::on(config, families, false)
     }
 
     /// As [`new`](Self::new) with kernels that check their tables on the device.
@@ -113,23 +126,18 @@ impl CudaOnHost {
     /// # Errors
     /// As [`new`](Self::new).
     pub fn checked(config: &BackendConfig<Host>) -> Result<Self, CreateError> {
-        Self::on(config, NAME, true, CudaBackend::new)
+        Self::on(config, Families::All, true)
     }
 
-    fn on(
-        config: &BackendConfig<Host>,
-        backend: &'static str,
-        is_checked: bool,
-        make: fn(&BackendConfig<Cuda>) -> Result<CudaBackend, CreateError>,
-    ) -> Result<Self, CreateError> {
+    fn on(config: &BackendConfig<Host>, families: Families, is_checked: bool) -> Result<Self, CreateError> {
         let missing = |error: DeviceError| CreateError::Unsupported {
-            backend,
+            backend: name_of(families),
             reasons: vec![Reason::Unavailable { why: error.to_string() }],
         };
         let device = first_gpu().and_then(|device| device.fork()).map_err(missing)?;
         let device = CudaDevice { device, is_checked };
         let config = BackendConfig { model: config.model.clone(), limits: config.limits, device };
-        Ok(Self { recordings: Vec::new(), inner: make(&config)? })
+        Ok(Self { recordings: Vec::new(), inner: CudaBackend::with_families(&config, families)? })
     }
 
     fn device(&self) -> &Device {

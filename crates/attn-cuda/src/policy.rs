@@ -46,7 +46,7 @@ impl GroupPolicy {
             let decode_config = decode
                 .as_ref()
                 .map(|pairs| config(group, pairs, decode_chunking(group.heads.group_size()), Sharing::Guided, num_sms));
-            let claims_heads = extend.iter().all(|pair| pair.family() == "extend");
+            let claims_heads = extend.iter().all(|pair| pair.family() != "plain");
             let sharing = if claims_heads { Sharing::LongestTile } else { Sharing::Even };
             Self {
                 group: *group,

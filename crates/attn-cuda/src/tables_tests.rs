@@ -9,7 +9,7 @@ use attn_metadata::{
 use kvpool::{Dtype, KvDtype, PageSize, Slot};
 
 use super::*;
-use crate::entry::{Limits, kernels_of};
+use crate::entry::{Families, Limits, kernels_of};
 use crate::policy::GroupPolicy;
 
 const HOPPER: Limits = Limits { capability: (9, 0), shared_bytes: 232_448 };
@@ -31,7 +31,7 @@ fn model(heads: HeadShape, window_left: Option<u32>) -> Arc<ModelSpec> {
 }
 
 fn policy(model: &ModelSpec, num_sms: u32) -> GroupPolicy {
-    let kernels = kernels_of(model, &model.layers()[0], &HOPPER, false).unwrap();
+    let kernels = kernels_of(model, &model.layers()[0], &HOPPER, Families::All).unwrap();
     GroupPolicy::of_model(model, &[kernels], num_sms).remove(0)
 }
 

@@ -15,6 +15,14 @@ fn the_cuda_backend_passes_the_suite() {
     }
 }
 
+/// Where the GPU has kernels of its own, those that it shares with others are tested apart.
+#[test]
+fn the_portable_kernels_pass_the_suite() {
+    if support::has_gpu() {
+        support::demand("conformance-portable", &host::run(&SUITE, attn_cuda::host_portable_entry().create));
+    }
+}
+
 #[test]
 fn the_plain_kernels_pass_the_suite() {
     if support::has_gpu() {

@@ -14,6 +14,8 @@ const ROWS: &[fn() -> BackendEntry<Host>] = &[
     #[cfg(feature = "cuda")]
     attn_cuda::host_entry,
     #[cfg(feature = "cuda")]
+    attn_cuda::host_portable_entry,
+    #[cfg(feature = "cuda")]
     attn_cuda::host_plain_entry,
     attn_sparse::entry,
     attn_sparse::oracle_entry,
@@ -33,7 +35,7 @@ pub fn host_registry() -> Registry<Host> {
 #[cfg(feature = "cuda")]
 #[must_use]
 pub fn cuda_registry() -> Registry<attn_cuda::Cuda> {
-    Registry::new(vec![attn_cuda::entry(), attn_cuda::plain_entry()])
+    Registry::new(vec![attn_cuda::entry(), attn_cuda::portable_entry(), attn_cuda::plain_entry()])
 }
 
 /// Chooses and makes a backend: `choice` is a name, a pair `"prefill,decode"` or `"auto"`.

@@ -4,7 +4,7 @@
 use attn_conformance::Case;
 use attn_conformance::case::{Layout, RequestShape};
 use attn_conformance::harness::{Build, Poison, Problem};
-use attn_cuda::CudaDevice;
+use attn_cuda::{CudaDevice, Families};
 use attn_metadata::HeadShape;
 use kvpool::{Dtype, KvDtype, KvLayout};
 
@@ -31,7 +31,7 @@ fn case(kv_dtype: KvDtype, layout: Layout) -> Case {
 }
 
 /// Runs a case in a small and in a big pool; false where the GPU has too little memory.
-fn check(kv_dtype: KvDtype, layout: KvLayout, is_plain: bool) -> bool {
+fn check(kv_dtype: KvDtype, layout: KvLayout, families: Families) -> bool {
     let host = if layout == KvLayout::Nhd { Layout::Nhd } else { Layout::Hnd };
     let case = case(kv_dtype, host);
     let problem = || Problem::build(&case, Build { poison: Poison::Foreign, ..Build::of(&case) });
@@ -43,12 +43,12 @@ fn check(kv_dtype: KvDtype, layout: KvLayout, is_plain: bool) -> bool {
         eprintln!("skipped: a pool of {} GiB, {} GiB are free", needed >> 30, free >> 30);
         return false;
     }
-    let mut small = Scene::new(device.clone(), problem(), Place { is_plain, ..Place::low(layout) }).unwrap();
-    let mut big = Scene::new(device, problem(), Place { layout, first_page, is_plain }).unwrap();
+    let mut small = Scene::new(device.clone(), problem(), Place { families, ..Place::low(layout) }).unwrap();
+    let mut big = Scene::new(device, problem(), Place { layout, first_page, families }).unwrap();
     let step = small.prepare();
     let expected = small.run(&step);
     let step = big.prepare();
-    let what = format!("{kv_dtype}, {layout:?}, plain kernels: {is_plain}");
+    let what = format!("{kv_dtype}, {layout:?}, {families:?}");
     assert!(big.run(&step) == expected, "{what}: outputs differ");
     for page in 0..small.num_pages() {
         assert!(big.page(first_page + page) == small.page(page), "{what}: page {page} differs after the step");
@@ -64,14 +64,14 @@ fn offsets_beyond_32_bits_of_elements_are_right_in_every_kernel() {
         return;
     }
     let mut num_run = 0;
-    for is_plain in [false, true] {
+    for families in [Families::All, Families::Portable, Families::Plain] {
         for (kv_dtype, layout) in [
             (KvDtype::Bf16, KvLayout::Nhd),
             (KvDtype::Bf16, KvLayout::Hnd),
             (KvDtype::Fp8E4m3, KvLayout::Nhd),
             (KvDtype::Fp8E4m3, KvLayout::Hnd),
         ] {
-            num_run += usize::from(check(kv_dtype, layout, is_plain));
+            num_run += usize::from(check(kv_dtype, layout, families));
         }
     }
     support::keep("big-pool", &serde_json::json!({"pools above 2^32 elements": num_run, "of": 8}));

@@ -55,9 +55,12 @@ fn every_kernel_agrees_with_the_oracle() {
     let mut failures = Vec::new();
     for case in cases() {
         let line = case.to_string();
-        match host::run_case("oracle", &line, &attn_cuda::host_entry().create) {
-            Ok(_) => {}
-            Err(Stop::Refused(why) | Stop::Skipped(why) | Stop::Failed(why)) => failures.push(format!("{line}: {why}")),
+        for entry in [attn_cuda::host_entry(), attn_cuda::host_portable_entry()] {
+            if let Err(Stop::Refused(why) | Stop::Skipped(why) | Stop::Failed(why)) =
+                host::run_case("oracle", &line, &entry.create)
+            {
+                failures.push(format!("{}, {line}: {why}", entry.name));
+            }
         }
     }
     assert!(failures.is_empty(), "{} of {} cases:\n{}", failures.len(), cases().len(), failures.join("\n"));

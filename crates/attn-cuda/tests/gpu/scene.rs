@@ -6,7 +6,7 @@ use attn_conformance::harness::{Activation, Problem};
 use attn_cuda::device::{
     Captured, CudaKv, CudaLseMut, CudaTensor, CudaTensorMut, Device, DeviceBuffer, DeviceError, Graph,
 };
-use attn_cuda::{Cuda, CudaBackend, CudaDevice};
+use attn_cuda::{Cuda, CudaBackend, CudaDevice, Families};
 use attn_metadata::{
     AttentionBackend, BackendConfig, Batch, BatchLimits, Io, Kv, PoolShape, Prepared, RawBatch, RunError,
 };
@@ -42,12 +42,12 @@ pub struct Place {
     pub layout: KvLayout,
     /// Pages before the problem's first one.
     pub first_page: u32,
-    pub is_plain: bool,
+    pub families: Families,
 }
 
 impl Place {
     pub const fn low(layout: KvLayout) -> Self {
-        Self { layout, first_page: 0, is_plain: false }
+        Self { layout, first_page: 0, families: Families::All }
     }
 }
 
@@ -60,8 +60,7 @@ impl Scene {
         let limits = BatchLimits { max_rows: 1 << 16, max_requests: 1 << 10, max_kv_len: 1 << 20 };
         let model = problem.case.model(vec![problem.layer()]);
         let config = BackendConfig::<Cuda> { model: Arc::clone(&model), limits, device: device.clone() };
-        let make = if place.is_plain { CudaBackend::plain } else { CudaBackend::new };
-        let backend = make(&config).unwrap();
+        let backend = CudaBackend::with_families(&config, place.families).unwrap();
         let rows = problem.tables.num_rows * heads.num_qo_heads as usize;
         let size = problem.case.q_dtype.size_bytes();
         let v = problem.v.as_ref().map_or(Vec::new(), bytes_of);

@@ -8,8 +8,8 @@ use std::process::Command;
 use attn_conformance::Case;
 use attn_conformance::case::RequestShape;
 use attn_conformance::harness::Problem;
-use attn_cuda::CudaDevice;
 use attn_cuda::device::{Device, DeviceBuffer, DeviceError, Staging};
+use attn_cuda::{CudaDevice, Families};
 use attn_metadata::HeadShape;
 use kvpool::{Dtype, KvDtype, KvLayout};
 
@@ -36,7 +36,7 @@ enum Entry {
 
 struct Fault {
     name: &'static str,
-    is_plain: bool,
+    families: Families,
     q_len: u32,
     entry: Entry,
     value: i32,
@@ -47,7 +47,7 @@ struct Fault {
 const FAULTS: &[Fault] = &[
     Fault {
         name: "plain-page",
-        is_plain: true,
+        families: Families::Plain,
         q_len: 1,
         entry: Entry::Page,
         value: 1_000_000,
@@ -55,7 +55,7 @@ const FAULTS: &[Fault] = &[
     },
     Fault {
         name: "plain-negative-page",
-        is_plain: true,
+        families: Families::Plain,
         q_len: 1,
         entry: Entry::Page,
         value: -2,
@@ -63,7 +63,7 @@ const FAULTS: &[Fault] = &[
     },
     Fault {
         name: "plain-table",
-        is_plain: true,
+        families: Families::Plain,
         q_len: 1,
         entry: Entry::PagesBegin,
         value: 5_000_000,
@@ -71,7 +71,7 @@ const FAULTS: &[Fault] = &[
     },
     Fault {
         name: "plain-tile",
-        is_plain: true,
+        families: Families::Plain,
         q_len: 1,
         entry: Entry::QueryTokens,
         value: 9999,
@@ -79,7 +79,7 @@ const FAULTS: &[Fault] = &[
     },
     Fault {
         name: "store-slot",
-        is_plain: true,
+        families: Families::Plain,
         q_len: 1,
         entry: Entry::Slot,
         value: 1 << 28,
@@ -87,7 +87,7 @@ const FAULTS: &[Fault] = &[
     },
     Fault {
         name: "decode-page",
-        is_plain: false,
+        families: Families::All,
         q_len: 1,
         entry: Entry::Page,
         value: 1_000_000,
@@ -95,7 +95,7 @@ const FAULTS: &[Fault] = &[
     },
     Fault {
         name: "extend-page",
-        is_plain: false,
+        families: Families::All,
         q_len: 40,
         entry: Entry::Page,
         value: 1_000_000,
@@ -151,7 +151,7 @@ fn plant(device: &Device, tables: &DeviceBuffer, scene: &Scene, fault: &Fault) {
 /// What a child does: the fault, and what the host is told.
 fn suffer(fault: &Fault) {
     let device = CudaDevice::open(0).unwrap().checked();
-    let place = Place { is_plain: fault.is_plain, ..Place::low(KvLayout::Nhd) };
+    let place = Place { families: fault.families, ..Place::low(KvLayout::Nhd) };
     let mut scene = Scene::new(device.clone(), Problem::new(&case(fault)), place).unwrap();
     let step = scene.prepare();
     device.device.synchronize().unwrap();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use attn_cuda::device::{CudaKv, CudaTensor, CudaTensorMut, DeviceBuffer, Graph};
-use attn_cuda::{Cuda, CudaBackend, CudaDevice};
+use attn_cuda::{Cuda, CudaBackend, CudaDevice, Families};
 use attn_metadata::{AttentionBackend, BackendConfig, Batch, BatchLimits, Io, Kv, Layer, ModelSpec, Prepared};
 use kvpool::{Dtype, KvFormat, KvLayout, Values};
 use rand::SeedableRng;
@@ -75,7 +75,7 @@ impl Call {
     }
 
     /// A backend for it.
-    pub(super) fn backend(&self, device: &CudaDevice, is_plain: bool) -> Result<CudaBackend, AnyError> {
+    pub(super) fn backend(&self, device: &CudaDevice, families: Families) -> Result<CudaBackend, AnyError> {
         let (dtype, page_size) = (self.format().dtype(), self.batch.page_size());
         let model = Arc::new(ModelSpec::new(vec![self.layer.clone()], self.dtype, dtype, page_size)?);
         let limits = BatchLimits {
@@ -84,7 +84,7 @@ impl Call {
             max_kv_len: self.batch.max_kv_len(),
         };
         let config = BackendConfig::<Cuda> { model, limits, device: device.clone() };
-        Ok(if is_plain { CudaBackend::plain(&config)? } else { CudaBackend::new(&config)? })
+        Ok(CudaBackend::with_families(&config, families)?)
     }
 
     /// Records the call as a graph: everything that it launches. `stores_alone`: nothing attends.

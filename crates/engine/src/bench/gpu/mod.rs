@@ -13,7 +13,7 @@ use std::error::Error;
 use std::time::Instant;
 
 use attn_cuda::device::{Device, DeviceBuffer, DeviceError, Graph};
-use attn_cuda::{CudaBackend, CudaDevice};
+use attn_cuda::{CudaBackend, CudaDevice, Families};
 use attn_metadata::{AttentionBackend, Prepared};
 use kvpool::{Dtype, KvFormat};
 
@@ -46,10 +46,10 @@ const SMALL_COPY_BYTES: usize = 64 << 20;
 const SEED: u64 = 1;
 
 /// How workloads are measured.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct GpuOptions {
-    /// Whether the kernel for any shape does everything.
-    pub is_plain: bool,
+    /// Which kernels may be chosen.
+    pub families: Families,
     /// Rates that others measured in the same run: reading memory, multiplying matrices.
     pub ceilings: Option<Ceilings>,
     /// The command, for the record.
@@ -68,10 +68,14 @@ pub fn measure_on_gpu(
     progress: &mut dyn FnMut(&str),
 ) -> Result<Results, DeviceError> {
     let device = CudaDevice::open(0)?;
-    let system = if options.is_plain { "cuda-plain" } else { "cuda" };
+    let system = match options.families {
+        Families::All => "cuda",
+        Families::Portable => "cuda-portable",
+        Families::Plain => "cuda-plain",
+    };
     progress("the copy rate");
     let flush = DeviceBuffer::new(&device.device, FLUSH_BYTES, "flushing the cache")?;
-    let mut session = Session { device, flush, noise: Vec::new(), is_plain: options.is_plain };
+    let mut session = Session { device, flush, noise: Vec::new(), families: options.families };
     let mut gpu = GpuEnvironment::of(&session.device.device, &options.command)?;
     gpu.copy_gbs = copy_gbs(&session.device.device)?;
     let small = session.small_copy_gbs()?;
@@ -110,7 +114,7 @@ struct Session {
     device: CudaDevice,
     flush: DeviceBuffer,
     noise: Vec<Noise>,
-    is_plain: bool,
+    families: Families,
 }
 
 impl Session {
@@ -122,7 +126,7 @@ impl Session {
         }
         let stored = self.noise_of(parts.format)?;
         let mut call = Call::new(&self.device, workload, [&self.noise[queries], &self.noise[stored]])?;
-        let mut backend = call.backend(&self.device, self.is_plain)?;
+        let mut backend = call.backend(&self.device, self.families)?;
         let (step, plan_us) = self.plan(&call, &mut backend)?;
         let is_store = workload.kind == "store";
         let graph = call.record(&self.device, &mut backend, &step, is_store)?;

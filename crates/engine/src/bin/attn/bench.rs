@@ -184,19 +184,20 @@ fn record_all(workloads: &[Workload], dir: &Path) -> Result<Outcome> {
 /// Measures on the GPU, where its backend was asked for.
 #[cfg(feature = "cuda")]
 fn on_gpu(args: &Args, workloads: &[Workload]) -> Option<Result<Results>> {
-    let is_plain = match args.attention_backend.as_str() {
-        "cuda" => false,
-        "cuda-plain" => true,
+    let families = match args.attention_backend.as_str() {
+        "cuda" => attn_cuda::Families::All,
+        "cuda-portable" => attn_cuda::Families::Portable,
+        "cuda-plain" => attn_cuda::Families::Plain,
         _ => return None,
     };
-    Some(measure_gpu(args, workloads, is_plain))
+    Some(measure_gpu(args, workloads, families))
 }
 
 #[cfg(feature = "cuda")]
-fn measure_gpu(args: &Args, workloads: &[Workload], is_plain: bool) -> Result<Results> {
+fn measure_gpu(args: &Args, workloads: &[Workload], families: attn_cuda::Families) -> Result<Results> {
     let ceilings = args.ceilings.as_deref().map(read_results).transpose()?;
     let command = std::env::args().collect::<Vec<_>>().join(" ");
-    let options = engine::bench::GpuOptions { is_plain, ceilings: ceilings.and_then(|c| c.ceilings), command };
+    let options = engine::bench::GpuOptions { families, ceilings: ceilings.and_then(|c| c.ceilings), command };
     let spinner = output::spinner();
     let measured = engine::bench::measure_on_gpu(workloads, &options, &mut |what| spinner.set_message(what.to_owned()));
     spinner.finish_and_clear();

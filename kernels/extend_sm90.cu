@@ -1,0 +1,656 @@
+// Attention for many query rows on Hopper: what extend.cu does, with products of warpgroups (wgmma).
+//
+//   unit = (tile of query tokens, KV head, chunk of KV);  row = token x group + head, so a group shares its KV loads
+//
+// Grid: any; blocks are persistent and claim the KV heads of tiles, or take ranges of units by stride. One block an SM: one
+// warpgroup copies, kGroups others compute 64 rows each over tiles of kTile tokens. The copying one runs ahead, into the next
+// unit too, as far as the stages reach; rows of q have kQs places of their own. A unit of more rows than the block holds passes
+// over its KV once for each kRows. A row's arithmetic depends on its chunk and its place in the tile alone.
+//
+// A computing warpgroup starts the scores of tile j + 1 before the values of tile j, and does the softmax of the one while the
+// other product runs. With two of them (kTakesTurns) one issues products while the other is in its softmax; three mix well by
+// themselves. Tiles that none of a warpgroup's rows sees it lets go by: they would change nothing, bit for bit.
+//
+// Shared memory: kQs x kRows rows of q; kStages x (tile of K, tile of V), in panels (wgmma.cuh); units; barriers.
+// Registers: 64 x kDv / 128 outputs a thread, kTile / 2 scores, kTile / 4 weights.
+// Barriers: `full` when copies are there, `empty` when every computing warp is done, one of each for every stage of K and of V
+//   and every place of q. A unit is written before the `full` of its q. Its place is written again three units later, for
+//   which the q of a unit after it must have been let go.
+// Rows of K and V beyond the chunk are zero-filled, never read; surplus rows of q are zero and not written out.
+#define ATTN_CHECK_INLINE __forceinline__
+#include "primitives/barrier.cuh"
+#include "primitives/cp_async.cuh"
+#include "primitives/launch.cuh"
+#include "primitives/mask.cuh"
+#include "primitives/paged.cuh"
+#include "primitives/rows.cuh"
+#include "primitives/softmax.cuh"
+#include "primitives/units.cuh"
+#include "primitives/wgmma.cuh"
+
+namespace {
+
+using Cursor = UnitCursor<kKernelExtend, INT32_MAX>;
+
+// What a computing warpgroup sees of a pass.
+struct alignas(16) Sight {
+  int first_tile, last_tile;         // tiles [first, last) of which it sees something
+  int unmasked_begin, unmasked_end;  // keys that all its rows see
+};
+
+static constexpr int kMaxGroups = 3;
+
+// A unit, or a pass of it.
+struct Work {
+  Cursor at;
+  Sight sights[kMaxGroups];
+  int begin, end;  // KV positions
+  int num_rows;    // of the whole unit; 0: there is no more work
+  int first_row;   // of the pass
+};
+
+template <class Q_, int kDq_, int kDv_, bool kGeneral_, int kRows_>
+struct Config {
+  using Q = Q_;
+  static constexpr int kDq = kDq_, kDv = kDv_, kRows = kRows_;
+  static constexpr bool kGeneral = kGeneral_;
+  static constexpr int kGroups = kRows / 64, kWarpgroup = 128, kThreads = (kGroups + 1) * kWarpgroup;
+  static constexpr bool kTakesTurns = kGroups == 2;
+  static constexpr bool kEntersEarly = kDv < 256;  // the first scores of a unit are computed while the one before is written
+  static constexpr bool kOverlaps = !kGeneral;  // general: shaping scores needs the registers of the weights
+  static constexpr int kTile = kDq == 64 ? (kGeneral ? 80 : 112) : kDq == 192 ? 128 : kDq == 128 && kGeneral ? 64 : 80;
+  static constexpr int kQs = kDq <= 128 ? 2 : 1;
+  static constexpr int kStages = kDq == 64 ? 4 : kDq == 128 ? 3 : 2;
+  // Registers of a copying and of a computing thread: their sum over the block is at most what it was launched with.
+  static constexpr int kCopyRegisters = 56, kComputeRegisters = kGroups == 2 ? 224 : 152;
+
+  static constexpr int kQBytes = kRows * kDq * 2, kKBytes = kTile * kDq * 2, kVBytes = kTile * kDv * 2;
+  static constexpr int kUnits = 4;  // one is made ahead, kQs are in use
+};
+
+template <class C>
+struct __align__(1024) Shared {
+  unsigned char q[C::kQs][C::kQBytes];
+  unsigned char k[C::kStages][C::kKBytes];
+  unsigned char v[C::kStages][C::kVBytes];
+  Work units[C::kUnits];
+  uint64_t full_q[C::kQs], empty_q[C::kQs];
+  uint64_t full_k[C::kStages], empty_k[C::kStages];
+  uint64_t full_v[C::kStages], empty_v[C::kStages];
+};
+
+// A place in a ring of kSize, and how often it went round, modulo 2.
+template <int kSize>
+struct Ring {
+  int at = 0, parity = 0;
+  __device__ __forceinline__ void advance() {
+    if (++at == kSize) at = 0, parity ^= 1;
+  }
+  __device__ __forceinline__ Ring before() const { return at == 0 ? Ring{kSize - 1, parity ^ 1} : Ring{at - 1, parity}; }
+};
+
+// Threads of a few warpgroups meet; barrier 0 is the block's.
+template <int kBarrier, int kThreads>
+__device__ __forceinline__ void meet() {
+  asm volatile("bar.sync %0, %1;" ::"n"(kBarrier), "n"(kThreads) : "memory");
+}
+static constexpr int kCopyingMeet = 1, kTurn = 2;
+
+// ---- Copying -------------------------------------------------------------------------------------------------------
+
+// The thread's number, made anew, so that what follows from it is not kept in registers across loops.
+__device__ __forceinline__ int thread_number() {
+  int x = static_cast<int>(threadIdx.x);
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
+// What warpgroup `group` sees of a pass.
+template <class C>
+__device__ __forceinline__ Sight sight_of(const AttnParams& p, const Work& work, int group) {
+  const int first = work.first_row + group * 64, last = min(first + 64, work.num_rows) - 1;
+  if (first > last) return {0, 0, 0, 0};
+  const int q_pos = work.at.facts.q_pos;
+  const KeyRange of_first = visible_keys(p, q_pos + first / p.group_size), of_last = visible_keys(p, q_pos + last / p.group_size);
+  const int begin = max(work.begin, of_first.first), end = min(work.end - 1, of_last.last) + 1;
+  if (begin >= end) return {0, 0, 0, 0};
+  return {(begin - work.begin) / C::kTile, (end - work.begin + C::kTile - 1) / C::kTile, max(work.begin, of_last.first),
+          min(work.end - 1, of_first.last) + 1};
+}
+
+// Makes the unit (or pass) after `from`, by one warp. `claimed`: the head that the first lane has claimed.
+template <class C>
+__device__ __forceinline__ void make_next(const AttnParams& p, const Work& from, Work& to, int& claimed) {
+  for (int i = threadIdx.x; i < static_cast<int>(sizeof(Work) / 4); i += 32) reinterpret_cast<int*>(&to)[i] = reinterpret_cast<const int*>(&from)[i];
+  __syncwarp();
+  if (threadIdx.x == 0) {
+    if (to.first_row + C::kRows < to.num_rows) {
+      to.first_row += C::kRows;
+    } else {
+      Cursor& next = to.at;
+      const bool has_unit = p.claim != 0 && next.left == 0 ? next.take_head(p, claimed) : next.next(p, static_cast<int>(gridDim.x));
+      // The next head is claimed while the last chunk of this one is computed.
+      if (has_unit && p.claim != 0 && next.left == 0) claimed = static_cast<int>(gridDim.x) + atomicAdd(ptr<int>(p.claim), 1);
+      if (has_unit) chunk_bounds(next.facts, next.chunk, to.begin, to.end);
+      to.first_row = 0;
+      to.num_rows = has_unit ? next.facts.q_len * p.group_size : 0;
+    }
+  }
+  __syncwarp();
+  if (threadIdx.x < C::kGroups) to.sights[threadIdx.x] = sight_of<C>(p, to, threadIdx.x);
+}
+
+// Starts copying the rows [first_row, first_row + kRows) of the unit's q, by all warps but the first. Eight threads share a
+// row; each knows one of eight of theirs at a time.
+template <class C>
+__device__ __forceinline__ void copy_q(const AttnParams& p, const Work& work, uint32_t q) {
+  constexpr int kRowsAtOnce = (C::kWarpgroup - 32) / 8;
+  const int thread = thread_number() - 32, lane = thread % 8;
+#pragma unroll 1
+  for (int first = thread / 8; first < C::kRows; first += 8 * kRowsAtOnce) {
+    const int of_pass = first + lane * kRowsAtOnce, row = work.first_row + of_pass, token = row / p.group_size;
+    const int head = work.at.kv_head * p.group_size + row - token * p.group_size;
+    const int64_t known = row < work.num_rows ? (work.at.facts.q_begin + token) * p.q_stride_row + head * p.q_stride_head : -1;
+    const uint32_t known_to = q + of_pass / 64 * 64 * C::kDq * 2 + of_pass % 64 * kPanelRow;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const int64_t offset = __shfl_sync(~0u, known, i, 8);
+      const uint32_t to = __shfl_sync(~0u, known_to, i, 8);
+      if (first + i * kRowsAtOnce >= C::kRows) continue;
+      const char* from = ptr<const char>(p.q) + (offset < 0 ? 0 : offset) * 2 + lane * 16;
+      const uint32_t chunk = (lane * 16) ^ (to & 0x380) >> 3;  // swizzled by the row
+#pragma unroll
+      for (int panel = 0; panel < C::kDq / 64; ++panel) cp_async16_or_zero(to + chunk + panel * 64 * kPanelRow, from + panel * kPanelRow, offset >= 0);
+    }
+  }
+}
+
+// Copies tiles of K and V. Eight threads share a row; lane i of them knows the place of their row i, i + 8, ...
+template <class C>
+struct TileCopier {
+  static constexpr int kRowsAtOnce = C::kWarpgroup / 8, kPasses = C::kTile / kRowsAtOnce;
+  static_assert(kPasses <= 8 && C::kTile % kRowsAtOnce == 0, "a lane knows one row");
+
+  int page;  // of this lane's row in the tile to come
+
+  static __device__ __forceinline__ int row() {
+    const int thread = thread_number();
+    return thread / 8 + thread % 8 * kRowsAtOnce;
+  }
+
+  // Starts loading the page id of this lane's row in the tile at `pos`.
+  __device__ __forceinline__ void load_page(const AttnParams& p, const Work& work, int pos) {
+    const int t = pos + row();
+    page = 0;
+    if (threadIdx.x % 8 < kPasses && t < work.end) {
+      const int at = work.at.facts.pages_begin + page_of(p.page_magic, p.page_shift, t);
+      page = at;
+      if (p.kv_indices != 0) {
+        ATTN_CHECK(at >= 0 && at < p.num_kv_indices, p.check, kKernelExtend, kCheckKvIndex, work.at.facts.request, at);
+        page = load_table(ptr<const int32_t>(p.kv_indices) + at);
+      }
+    }
+  }
+
+  // Copies the tile's rows of one cache: kDim elements each, from `base` on, `offset` elements further for this lane's row.
+  template <int kDim>
+  __device__ __forceinline__ void copy(const char* base, int64_t offset, int num_rows, uint32_t to) const {
+    const int thread = thread_number();
+    to += panel_at(C::kTile, thread / 8, thread % 8);
+#pragma unroll
+    for (int i = 0; i < kPasses; ++i) {
+      const char* from = base + __shfl_sync(~0u, offset, i, 8) * 2;
+      const bool valid = thread / 8 + i * kRowsAtOnce < num_rows;
+#pragma unroll
+      for (int panel = 0; panel < kDim / 64; ++panel) {
+        cp_async16_or_zero(to + panel * C::kTile * kPanelRow + i * kRowsAtOnce * kPanelRow, from + panel * kPanelRow, valid);
+      }
+    }
+  }
+};
+
+template <class C>
+__device__ __forceinline__ void copy_all(const AttnParams& p, Shared<C>& shared, int claimed) {
+  Ring<C::kStages> stage;
+  TileCopier<C> copier;
+  copier.load_page(p, shared.units[0], shared.units[0].begin);
+  for (unsigned unit = 0;; ++unit) {
+    const Work& work = shared.units[unit % C::kUnits];
+    Work& next = shared.units[(unit + 1) % C::kUnits];
+    const unsigned q = unit % C::kQs;
+    const char* k = ptr<const char>(p.k) + work.at.kv_head * p.k_stride_head * 2 + threadIdx.x % 8 * 16;
+    const char* v = ptr<const char>(p.v) + work.at.kv_head * p.v_stride_head * 2 + threadIdx.x % 8 * 16;
+    // The next unit is made; page ids of its first tile are loaded ahead.
+    auto look_ahead = [&] {
+      meet<kCopyingMeet, C::kWarpgroup>();
+      copier.load_page(p, next, next.begin);
+    };
+    auto copy_tile = [&](int pos, bool looks_ahead) {
+      const int t = pos + copier.row(), page = copier.page;
+      const Place place = {page, t - page_of(p.page_magic, p.page_shift, t) * p.page_size};
+      ATTN_CHECK(page >= 0 && page < p.num_pages, p.check, kKernelExtend, kCheckPageId, work.at.facts.request, page);
+      if (looks_ahead) {
+        look_ahead();
+      } else {
+        copier.load_page(p, work, pos + C::kTile);
+      }
+      barrier_wait(&shared.empty_k[stage.at], stage.parity ^ 1);
+      copier.template copy<C::kDq>(k, cache_offset(place, p.k_stride_page, p.k_stride_token), work.end - pos, shared_address(shared.k[stage.at]));
+      barrier_arrive_after_copies(&shared.full_k[stage.at]);
+      barrier_wait(&shared.empty_v[stage.at], stage.parity ^ 1);
+      copier.template copy<C::kDv>(v, cache_offset(place, p.v_stride_page, p.v_stride_token), work.end - pos, shared_address(shared.v[stage.at]));
+      barrier_arrive_after_copies(&shared.full_v[stage.at]);
+      stage.advance();
+    };
+    const bool is_last = work.num_rows == 0, has_tile = !is_last && work.begin < work.end;
+    if (has_tile) copy_tile(work.begin, false);
+    // q after the first tile: its place may be in use to the end of an earlier unit.
+    barrier_wait(&shared.empty_q[q], unit / C::kQs % 2 ^ 1);
+    if (threadIdx.x >= 32) {
+      if (has_tile) copy_q<C>(p, work, shared_address(shared.q[q]));
+      barrier_arrive_after_copies(&shared.full_q[q]);
+    } else {
+      if (threadIdx.x == 0) barrier_arrive(&shared.full_q[q]);  // the unit is written
+      if (!is_last) make_next<C>(p, work, next, claimed);
+    }
+    if (is_last) break;
+    int pos = work.begin + C::kTile;
+    if (pos >= work.end) look_ahead();
+    for (; pos < work.end; pos += C::kTile) copy_tile(pos, pos + C::kTile >= work.end);
+  }
+}
+
+// ---- Computing -----------------------------------------------------------------------------------------------------
+
+// Row of the pass that this thread has: the first of two, the other is 8 below.
+__device__ __forceinline__ int row_of_thread() {
+  const int thread = thread_number();
+  return (thread / 128 - 1) * 64 + thread % 128 / 32 * 16 + thread % 32 / 4;
+}
+
+// A thread's share of the warpgroup's 64 rows: halves of two rows.
+template <class C>
+struct Rows {
+  float o[C::kDv / 2];
+  float m[2], l[2];
+};
+
+template <class C>
+using Scores = float[C::kTile / 2];
+
+template <class C>
+using Weights = uint32_t[C::kTile / 16][4];
+
+template <class C>
+__device__ __forceinline__ void start_scores(uint32_t q, uint32_t k, Scores<C>& s) {
+  q = __shfl_sync(~0u, q, 0);  // in a uniform register; operands are made of it anew for every tile
+  hold(s);
+  products_begin();
+#pragma unroll
+  for (int i = 0; i < C::kDq / 16; ++i) {
+    scores_product<typename C::Q>(s, operand(q + i / 4 * 64 * kPanelRow + i % 4 * 32, 16), operand(k + i / 4 * C::kTile * kPanelRow + i % 4 * 32, 16), i > 0);
+  }
+  products_commit();
+}
+
+template <class C>
+__device__ __forceinline__ void start_values(const Weights<C>& weights, uint32_t v, Rows<C>& rows) {
+  hold(rows.o);
+  products_begin();
+#pragma unroll
+  for (int i = 0; i < C::kTile / 16; ++i) {
+    values_product<typename C::Q>(rows.o, weights[i], operand(v + i * 16 * kPanelRow, C::kTile * kPanelRow));
+  }
+  products_commit();
+}
+
+// Softcap, ALiBi, then -inf for keys that a row does not see.
+template <class C>
+__device__ __forceinline__ void mask_scores(const AttnParams& p, const Work& work, int tile_begin, float scale, Scores<C>& s) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = min(work.first_row + row_of_thread() + half * 8, work.num_rows - 1), token = row / p.group_size;  // surplus rows: any
+    const int q_pos = work.at.facts.q_pos + token;
+    const KeyRange keys = visible_keys(p, q_pos);
+    const int last = min(keys.last, work.end - 1);
+    float slope = 0.0f;
+    int64_t mask_begin = 0;
+    if constexpr (C::kGeneral) {
+      if (p.alibi_slopes != 0) slope = ptr<const float>(p.alibi_slopes)[work.at.kv_head * p.group_size + row - token * p.group_size];
+      mask_begin = ptr<const AttnTile>(p.tiles)[work.at.tile].mask_begin;
+    }
+    const int first = tile_begin + threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < C::kTile / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int key = first + n * 8 + i;
+        float& x = s[4 * n + 2 * half + i];
+        bool visible = key >= keys.first && key <= last;
+        if constexpr (C::kGeneral) {
+          x = shape_score(p, x * scale, slope, key - q_pos) * kLog2e;
+          if (p.custom_mask != 0 && visible) visible = mask_bit(p, mask_begin, work.at.facts.kv_len, token, key);
+        }
+        if (!visible) x = -kInf;
+      }
+    }
+  }
+}
+
+// Turns scores into weights (still f32); `rescale` is what becomes of earlier sums.
+template <class C>
+__device__ __forceinline__ void softmax_step(Rows<C>& rows, float c, Scores<C>& s, float (&rescale)[2]) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float m = rows.m[half];
+#pragma unroll
+    for (int n = 0; n < C::kTile / 8; ++n) m = fmaxf(m, fmaxf(s[4 * n + 2 * half], s[4 * n + 2 * half + 1]));
+    m = next_maximum(rows.m[half], quad_max(m), c);
+    rescale[half] = rescale_factor(rows.m[half], m, c);
+    rows.m[half] = m;
+    const float offset = exponent_offset(m, c);
+    float l = rows.l[half] * rescale[half];
+#pragma unroll
+    for (int n = 0; n < C::kTile / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float& x = s[4 * n + 2 * half + i];
+        x = exp2_approx(fmaf(x, c, -offset));
+        l += x;
+      }
+    }
+    rows.l[half] = l;
+  }
+}
+
+template <class C>
+__device__ __forceinline__ void pack_weights(const Scores<C>& s, Weights<C>& weights) {
+#pragma unroll
+  for (int i = 0; i < C::kTile / 4; ++i) weights[i / 4][i % 4] = pack2<typename C::Q>(s[2 * i], s[2 * i + 1]);
+}
+
+template <class C>
+__device__ __forceinline__ void rescale_outputs(Rows<C>& rows, const float (&rescale)[2]) {
+  if (!__any_sync(~0u, rescale[0] != 1.0f || rescale[1] != 1.0f)) return;
+#pragma unroll
+  for (int i = 0; i < C::kDv / 2; ++i) rows.o[i] *= rescale[i / 2 % 2];
+}
+
+// With two warpgroups: one issues products at a time. Each takes a turn for every tile, also for those it lets go by.
+template <class C>
+__device__ __forceinline__ void take_turn() {
+  if constexpr (C::kTakesTurns) {
+    if (threadIdx.x < 256) {
+      asm volatile("bar.sync %0, 256;" ::"n"(kTurn) : "memory");
+    } else {
+      asm volatile("bar.sync %0, 256;" ::"n"(kTurn + 1) : "memory");
+    }
+  }
+}
+
+template <class C>
+__device__ __forceinline__ void pass_turn() {
+  if constexpr (C::kTakesTurns) {
+    if (threadIdx.x < 256) {
+      asm volatile("bar.arrive %0, 256;" ::"n"(kTurn + 1) : "memory");
+    } else {
+      asm volatile("bar.arrive %0, 256;" ::"n"(kTurn) : "memory");
+    }
+  }
+}
+
+__device__ __forceinline__ void release(uint64_t* barrier) {
+  if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
+}
+
+template <class C>
+__device__ __forceinline__ void wait_full(uint64_t* barrier, int parity) {
+  barrier_wait(barrier, parity);
+  publish_to_products();
+}
+
+// Lets tiles go by.
+template <class C>
+__device__ __forceinline__ void skip_tiles(Shared<C>& shared, Ring<C::kStages>& stage, int count) {
+#pragma unroll 1
+  for (int i = 0; i < count; ++i) {
+    barrier_wait(&shared.full_k[stage.at], stage.parity);
+    take_turn<C>();
+    pass_turn<C>();
+    release(&shared.empty_k[stage.at]);
+    barrier_wait(&shared.full_v[stage.at], stage.parity);
+    release(&shared.empty_v[stage.at]);
+    stage.advance();
+  }
+}
+
+// A computing warpgroup on its way through the units of the block.
+template <class C>
+struct Walk {
+  const AttnParams& p;
+  Shared<C>& shared;
+  Ring<C::kStages> stage;
+  float c;  // scores times this are exponents of 2
+  int group;
+
+  __device__ __forceinline__ const Work& work_of(unsigned unit) const { return shared.units[unit % C::kUnits]; }
+
+  __device__ __forceinline__ const Sight& sight_in(const Work& work) const { return work.sights[group]; }
+
+  // Waits for unit `unit`, lets the tiles go by that the warpgroup does not see, and starts the scores of the first that it does
+  // (of anything where there is none, so that what is under way is always the same).
+  __device__ __forceinline__ void enter(unsigned unit, Scores<C>& s) {
+    const unsigned place = unit % C::kQs;
+    wait_full<C>(&shared.full_q[place], unit / C::kQs % 2);
+    const Work& work = work_of(unit);
+    if (work.num_rows != 0) skip_tiles<C>(shared, stage, sight_in(work).first_tile);
+    const bool sees = work.num_rows != 0 && sight_in(work).first_tile < sight_in(work).last_tile;
+    if (sees) wait_full<C>(&shared.full_k[stage.at], stage.parity);
+    if (sees) take_turn<C>();
+    start_scores<C>(shared_address(shared.q[place] + group * 64 * C::kDq * 2), shared_address(shared.k[stage.at]), s);
+    if (sees) pass_turn<C>();
+  }
+
+  __device__ __forceinline__ void shape(const Work& work, int pos, Scores<C>& s) const {
+    if (C::kGeneral || pos < sight_in(work).unmasked_begin || pos + C::kTile > sight_in(work).unmasked_end) mask_scores<C>(p, work, pos, p.sm_scale * p.k_scale, s);
+  }
+
+  __device__ __forceinline__ void begin_values(const Weights<C>& weights, Rows<C>& rows) {
+    const Ring<C::kStages> of_values = stage.before();
+    wait_full<C>(&shared.full_v[of_values.at], of_values.parity);
+    start_values<C>(weights, shared_address(shared.v[of_values.at]), rows);
+  }
+
+  // The unit whose first scores are under way; its last values are under way in the end, unless tiles follow that it does not see.
+  __device__ __forceinline__ bool compute(unsigned unit, const Work& work, Scores<C>& s, Rows<C>& rows) {
+    uint64_t* empty_q = &shared.empty_q[unit % C::kQs];
+    rows.m[0] = rows.m[1] = -kInf, rows.l[0] = rows.l[1] = 0.0f;
+#pragma unroll
+    for (int i = 0; i < C::kDv / 2; ++i) rows.o[i] = 0.0f;
+    products_wait<0>();
+    hold(s);
+    const int num_unseen = (work.end - work.begin + C::kTile - 1) / C::kTile - sight_in(work).last_tile;
+    bool is_pending = false;
+    if (sight_in(work).first_tile < sight_in(work).last_tile) {
+      int pos = work.begin + sight_in(work).first_tile * C::kTile;
+      const int end = work.begin + sight_in(work).last_tile * C::kTile;
+      Weights<C> weights;
+      float rescale[2];
+      release(&shared.empty_k[stage.at]);
+      shape(work, pos, s);
+      softmax_step<C>(rows, c, s, rescale);
+      pack_weights<C>(s, weights);
+      stage.advance();
+#pragma unroll 1
+      for (pos += C::kTile; pos < end; pos += C::kTile) {
+        if (!C::kOverlaps) {
+          begin_values(weights, rows);
+          end_values(rows);
+        }
+        wait_full<C>(&shared.full_k[stage.at], stage.parity);
+        take_turn<C>();
+        start_scores<C>(shared_address(shared.q[unit % C::kQs] + group * 64 * C::kDq * 2), shared_address(shared.k[stage.at]), s);
+        if (C::kOverlaps) begin_values(weights, rows);
+        pass_turn<C>();
+        products_wait<C::kOverlaps ? 1 : 0>();
+        hold(s);
+        release(&shared.empty_k[stage.at]);
+        shape(work, pos, s);
+        softmax_step<C>(rows, c, s, rescale);
+        if (C::kOverlaps) end_values(rows);
+        pack_weights<C>(s, weights);
+        rescale_outputs<C>(rows, rescale);
+        stage.advance();
+      }
+      release(empty_q);
+      begin_values(weights, rows);
+      is_pending = true;
+      if (num_unseen > 0) {
+        end_values(rows);
+        is_pending = false;
+      }
+    } else {
+      release(empty_q);
+    }
+    skip_tiles<C>(shared, stage, num_unseen);
+    return is_pending;
+  }
+
+  __device__ __forceinline__ void end_values(Rows<C>& rows) {
+    products_wait<0>();
+    hold(rows.o);
+    release(&shared.empty_v[stage.before().at]);
+  }
+};
+
+// Partial states of the thread's rows, to the workspace.
+template <class C>
+__device__ __forceinline__ void write_partials(const AttnParams& p, const Work& work, float c, Rows<C>& rows) {
+  const int64_t base = partial_row(p, work.at.facts, work.at.kv_head, work.at.chunk);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float l = quad_sum(rows.l[half]);
+    const int row = work.first_row + row_of_thread() + half * 8;
+    if (row >= work.num_rows) continue;
+    const float lse2 = lse_base2(rows.m[half], l, c);
+    const float scale = end_row(l, lse2, -kInf).scale * p.v_scale;
+    float* to = ptr<float>(p.partial_out) + (base + row) * C::kDv + threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < C::kDv / 8; ++i) *reinterpret_cast<float2*>(to + i * 8) = make_float2(rows.o[4 * i + 2 * half] * scale, rows.o[4 * i + 2 * half + 1] * scale);
+    if (threadIdx.x % 4 == 0) ptr<float>(p.partial_lse)[base + row] = lse2;
+  }
+}
+
+// Words of the four lanes of a quad, transposed: lane i has word i of every lane, in order.
+__device__ __forceinline__ void transpose_quad(uint32_t (&x)[4]) {
+  const bool is_odd = threadIdx.x & 1, is_high = threadIdx.x & 2;
+#pragma unroll
+  for (int i = 0; i < 4; i += 2) {  // pairs of lanes
+    const uint32_t got = __shfl_xor_sync(~0u, is_odd ? x[i] : x[i + 1], 1);
+    x[i] = is_odd ? got : x[i], x[i + 1] = is_odd ? x[i + 1] : got;
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {  // pairs of pairs
+    const uint32_t got = __shfl_xor_sync(~0u, is_high ? x[i] : x[i + 2], 2);
+    x[i] = is_high ? got : x[i], x[i + 2] = is_high ? x[i + 2] : got;
+  }
+}
+
+// Results of the thread's rows. Quads swap words, so that stores are 16 bytes wide.
+template <class C>
+__device__ __forceinline__ void write_results(const AttnParams& p, const Work& work, float c, Rows<C>& rows) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float l = quad_sum(rows.l[half]);
+    const int of_pass = row_of_thread() + half * 8, row = min(work.first_row + of_pass, work.num_rows - 1);
+    const bool is_real = work.first_row + of_pass < work.num_rows;
+    const int token = row / p.group_size, head = work.at.kv_head * p.group_size + row - token * p.group_size;
+    const int in_batch = work.at.facts.q_begin + token;
+    const RowEnd end = end_row(l, lse_base2(rows.m[half], l, c), sink_of(p, head));
+    const float scale = end.scale * p.v_scale;
+    uint16_t* to = ptr<uint16_t>(p.out) + in_batch * p.out_stride_row + head * p.out_stride_head + threadIdx.x % 4 * 8;
+#pragma unroll
+    for (int i = 0; i < C::kDv / 32; ++i) {
+      uint32_t x[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) x[j] = pack2<typename C::Q>(rows.o[16 * i + 4 * j + 2 * half] * scale, rows.o[16 * i + 4 * j + 2 * half + 1] * scale);
+      transpose_quad(x);
+      if (is_real) *reinterpret_cast<uint4*>(to + i * 32) = make_uint4(x[0], x[1], x[2], x[3]);
+    }
+    if (threadIdx.x % 4 == 0 && is_real) store_lse(p, in_batch, head, end.lse);
+  }
+}
+
+template <class C>
+__device__ __forceinline__ void compute_all(const AttnParams& p, Shared<C>& shared) {
+  const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0) - 1;  // known to be the same for a warp
+  // General: scores are shaped, in base 2, before the softmax.
+  Walk<C> walk = {p, shared, {}, C::kGeneral ? 1.0f : p.sm_scale * p.k_scale * kLog2e, group};
+  if (C::kTakesTurns && group == 1) pass_turn<C>();  // the first turn is the first warpgroup's
+  Scores<C> s;
+  walk.enter(0, s);
+#pragma unroll 1
+  for (unsigned unit = 0; walk.work_of(unit).num_rows != 0; ++unit) {
+    Rows<C> rows;
+    const bool is_pending = walk.compute(unit, walk.work_of(unit), s, rows);
+    const int of_values = walk.stage.before().at;
+    if (C::kEntersEarly) walk.enter(unit + 1, s);
+    products_wait<C::kEntersEarly ? 1 : 0>();
+    hold(rows.o);
+    if (is_pending) release(&shared.empty_v[of_values]);
+    if (walk.work_of(unit).at.facts.num_chunks > 1) {
+      write_partials<C>(p, walk.work_of(unit), walk.c, rows);
+    } else {
+      write_results<C>(p, walk.work_of(unit), walk.c, rows);
+    }
+    if (!C::kEntersEarly) walk.enter(unit + 1, s);
+  }
+  products_wait<0>();
+  hold(s);
+}
+
+template <class C>
+__device__ __forceinline__ void extend(const AttnParams& p) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  Shared<C>& shared = *reinterpret_cast<Shared<C>*>(memory);
+  check_shape<kKernelExtend, C::kDq, C::kDv>(p);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < C::kQs; ++i) barrier_init(&shared.full_q[i], C::kWarpgroup - 32 + 1), barrier_init(&shared.empty_q[i], C::kGroups * 4);
+    for (int i = 0; i < C::kStages; ++i) {
+      barrier_init(&shared.full_k[i], C::kWarpgroup), barrier_init(&shared.empty_k[i], C::kGroups * 4);
+      barrier_init(&shared.full_v[i], C::kWarpgroup), barrier_init(&shared.empty_v[i], C::kGroups * 4);
+    }
+  }
+  wait_for_previous();
+  int claimed = static_cast<int>(blockIdx.x);
+  if (threadIdx.x < 32) {
+    Work& none = shared.units[C::kUnits - 1];
+    if (threadIdx.x == 0) none.at.init(p, static_cast<int>(blockIdx.x)), none.begin = none.end = none.num_rows = none.first_row = 0;
+    __syncwarp();
+    make_next<C>(p, none, shared.units[0], claimed);
+  }
+  zero_padding_rows<typename C::Q, C::kDv>(p);
+  __syncthreads();
+  if (threadIdx.x < C::kWarpgroup) {
+    give_registers<C::kCopyRegisters>();
+    copy_all<C>(p, shared, claimed);
+    launch_dependents();
+    if (p.claim != 0 && threadIdx.x == 0) leave_claims(p);
+  } else {
+    take_registers<C::kComputeRegisters>();
+    compute_all<C>(p, shared);
+  }
+}
+
+}  // namespace
+
+#define bf16 Bf16
+#define f16 F16
+#define KERNEL(name, q, kv, dqk, dvo, general, threads, shared_bytes, blocks, rows)                                                  \
+  static_assert(Same<q, kv>::value, "KV has the dtype of q");                                                                        \
+  static_assert(Config<q, dqk, dvo, general, rows>::kThreads == threads, "the list states the block size");                          \
+  static_assert(sizeof(Shared<Config<q, dqk, dvo, general, rows>>) == shared_bytes, "the list states the shared memory");            \
+  extern "C" __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ AttnParams p) {                         \
+    extend<Config<q, dqk, dvo, general, rows>>(p);                                                                                   \
+  }
+#include "extend_sm90.inst"
