@@ -154,15 +154,20 @@ fn lower(text: &str, version: &str) -> Result<String> {
     Ok(lowered)
 }
 
-/// Names with internal linkage hold two hashes of where their file lies: `_INTERNAL_<hash>_<n>_<file>_cu_<hash>`. All
-/// files have their own module, so zeros are as good.
+/// Names with internal linkage hold two hashes of where their file lies: `_INTERNAL_<hash>_<n>_<file>_cu_<hash>` of
+/// functions and constants, `_GLOBAL__N__` in place of `_INTERNAL_` of what is in a namespace without a name. All files
+/// have their own module, so zeros are as good.
 fn without_path_hashes(text: &str) -> Result<String> {
-    let Some((_, rest)) = text.split_once("_INTERNAL_") else { return Ok(text.to_owned()) };
-    let is_hash = |hash: &&str| hash.len() == 8 && hash.bytes().all(|byte| byte.is_ascii_hexdigit());
-    let first = rest.get(..8).filter(is_hash).context("a name with internal linkage has no hash")?;
-    let second = rest.split_once("_cu_").and_then(|(_, rest)| rest.get(..8)).filter(is_hash);
-    let second = second.context("a name with internal linkage has no second hash")?;
-    Ok(text.replace(first, "00000000").replace(second, "00000000"))
+    let mut text = text.to_owned();
+    for marker in ["_INTERNAL_", "_GLOBAL__N__"] {
+        let Some((_, rest)) = text.split_once(marker) else { continue };
+        let is_hash = |hash: &&str| hash.len() == 8 && hash.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let first = rest.get(..8).filter(is_hash).context("a name with internal linkage has no hash")?;
+        let second = rest.split_once("_cu_").and_then(|(_, rest)| rest.get(..8)).filter(is_hash);
+        let second = second.context("a name with internal linkage has no second hash")?;
+        text = text.replace(first, "00000000").replace(second, "00000000");
+    }
+    Ok(text)
 }
 
 /// Reads the assembler's report: a line that names an entry point, then lines about it.
@@ -264,6 +269,9 @@ mod tests {
         let named = ".version 9.0\n48_INTERNAL_c3cbe546_17_x_cu_e297dba250_GLOBAL__N__c3cbe546_17_x_cu_e297dba2E\n";
         let zeros = "48_INTERNAL_00000000_17_x_cu_0000000050_GLOBAL__N__00000000_17_x_cu_00000000E";
         assert_eq!(lower(named, "7.4").unwrap(), format!(".version 7.4\n{zeros}\n"));
+        let unnamed = ".version 9.0\n.b8 _ZN41_GLOBAL__N__acd6d9da_9_decode_cu_0993b3a36sharedE[];\n";
+        let zeros = ".b8 _ZN41_GLOBAL__N__00000000_9_decode_cu_000000006sharedE[];";
+        assert_eq!(lower(unnamed, "7.4").unwrap(), format!(".version 7.4\n{zeros}\n"));
         assert!(lower("a _ZN28_INTERNAL_1 b\n.version 9.0\n", "7.4").is_err());
         assert!(lower("no head\n", "7.4").is_err());
     }
