@@ -34,6 +34,21 @@ pub(crate) static EXTEND_CHECKED: ModuleSource = ModuleSource {
         Image { name: "extend.checked.sm_80.ptx", kind: ImageKind::Ptx, arch: 80, is_specific: false, packed: include_bytes!("../images/extend.checked.sm_80.ptx.br") },
     ],
 };
+/// Images of `extend_sm90.cu`.
+pub(crate) static EXTEND_SM90: ModuleSource = ModuleSource {
+    name: "extend_sm90",
+    images: &[
+        Image { name: "extend_sm90.sm_90a.cubin", kind: ImageKind::Cubin, arch: 90, is_specific: true, packed: include_bytes!("../images/extend_sm90.sm_90a.cubin.br") },
+        Image { name: "extend_sm90.sm_90a.ptx", kind: ImageKind::Ptx, arch: 90, is_specific: true, packed: include_bytes!("../images/extend_sm90.sm_90a.ptx.br") },
+    ],
+};
+/// Images of `extend_sm90.cu`, checked flavour.
+pub(crate) static EXTEND_SM90_CHECKED: ModuleSource = ModuleSource {
+    name: "extend_sm90.checked",
+    images: &[
+        Image { name: "extend_sm90.checked.sm_90a.ptx", kind: ImageKind::Ptx, arch: 90, is_specific: true, packed: include_bytes!("../images/extend_sm90.checked.sm_90a.ptx.br") },
+    ],
+};
 /// Images of `merge_partials.cu`.
 pub(crate) static MERGE_PARTIALS: ModuleSource = ModuleSource {
     name: "merge_partials",
@@ -216,6 +231,22 @@ pub(crate) static ENTRIES: &[Entry] = &[
     Entry { module: &EXTEND, checked: &EXTEND_CHECKED, name: "extend_f16_fp8_d192x128_m128", q: Element::F16, kv: Element::Fp8, head_dim_qk: 192, head_dim_vo: 128, is_general: false, threads: 128, shared_bytes: 71008, blocks_per_sm: 2, rows: 128 },
     Entry { module: &EXTEND, checked: &EXTEND_CHECKED, name: "extend_f16_fp8_d192x128_m128_general", q: Element::F16, kv: Element::Fp8, head_dim_qk: 192, head_dim_vo: 128, is_general: true, threads: 128, shared_bytes: 71008, blocks_per_sm: 2, rows: 128 },
     Entry { module: &EXTEND, checked: &EXTEND_CHECKED, name: "extend_f16_fp8_d192x128_m64", q: Element::F16, kv: Element::Fp8, head_dim_qk: 192, head_dim_vo: 128, is_general: false, threads: 128, shared_bytes: 46432, blocks_per_sm: 2, rows: 64 },
+    Entry { module: &EXTEND_SM90, checked: &EXTEND_SM90_CHECKED, name: "extend_sm90_bf16_d64", q: Element::Bf16, kv: Element::Bf16, head_dim_qk: 64, head_dim_vo: 64, is_general: false, threads: 512, shared_bytes: 164864, blocks_per_sm: 1, rows: 192 },
+    Entry { module: &EXTEND_SM90, checked: &EXTEND_SM90_CHECKED, name: "extend_sm90_bf16_d64_general", q: Element::Bf16, kv: Element::Bf16, head_dim_qk: 64, head_dim_vo: 64, is_general: true, threads: 512, shared_bytes: 132096, blocks_per_sm: 1, rows: 192 },
+    Entry { module: &EXTEND_SM90, checked: &EXTEND_SM90_CHECKED, name: "extend_sm90_bf16_d128", q: Element::Bf16, kv: Element::Bf16, head_dim_qk: 128, head_dim_vo: 128, is_general: false, threads: 512, shared_bytes: 222208, blocks_per_sm: 1, rows: 192 },
+    Entry { module: &EXTEND_SM90, checked: &EXTEND_SM90_CHECKED, name: "extend_sm90_bf16_d128_general", q: Element::Bf16, kv: Element::Bf16, head_dim_qk: 128, head_dim_vo: 128, is_general: true, threads: 512, shared_bytes: 197632, blocks_per_sm: 1, rows: 192 },
+    Entry { module: &EXTEND_SM90, checked: &EXTEND_SM90_CHECKED, name: "extend_sm90_bf16_d256", q: Element::Bf16, kv: Element::Bf16, head_dim_qk: 256, head_dim_vo: 256, is_general: false, threads: 384, shared_bytes: 230400, blocks_per_sm: 1, rows: 128 },
+    Entry { module: &EXTEND_SM90, checked: &EXTEND_SM90_CHECKED, name: "extend_sm90_bf16_d256_general", q: Element::Bf16, kv: Element::Bf16, head_dim_qk: 256, head_dim_vo: 256, is_general: true, threads: 384, shared_bytes: 230400, blocks_per_sm: 1, rows: 128 },
+    Entry { module: &EXTEND_SM90, checked: &EXTEND_SM90_CHECKED, name: "extend_sm90_bf16_d192x128", q: Element::Bf16, kv: Element::Bf16, head_dim_qk: 192, head_dim_vo: 128, is_general: false, threads: 384, shared_bytes: 214016, blocks_per_sm: 1, rows: 128 },
+    Entry { module: &EXTEND_SM90, checked: &EXTEND_SM90_CHECKED, name: "extend_sm90_bf16_d192x128_general", q: Element::Bf16, kv: Element::Bf16, head_dim_qk: 192, head_dim_vo: 128, is_general: true, threads: 384, shared_bytes: 214016, blocks_per_sm: 1, rows: 128 },
+    Entry { module: &EXTEND_SM90, checked: &EXTEND_SM90_CHECKED, name: "extend_sm90_f16_d64", q: Element::F16, kv: Element::F16, head_dim_qk: 64, head_dim_vo: 64, is_general: false, threads: 512, shared_bytes: 164864, blocks_per_sm: 1, rows: 192 },
+    Entry { module: &EXTEND_SM90, checked: &EXTEND_SM90_CHECKED, name: "extend_sm90_f16_d64_general", q: Element::F16, kv: Element::F16, head_dim_qk: 64, head_dim_vo: 64, is_general: true, threads: 512, shared_bytes: 132096, blocks_per_sm: 1, rows: 192 },
+    Entry { module: &EXTEND_SM90, checked: &EXTEND_SM90_CHECKED, name: "extend_sm90_f16_d128", q: Element::F16, kv: Element::F16, head_dim_qk: 128, head_dim_vo: 128, is_general: false, threads: 512, shared_bytes: 222208, blocks_per_sm: 1, rows: 192 },
+    Entry { module: &EXTEND_SM90, checked: &EXTEND_SM90_CHECKED, name: "extend_sm90_f16_d128_general", q: Element::F16, kv: Element::F16, head_dim_qk: 128, head_dim_vo: 128, is_general: true, threads: 512, shared_bytes: 197632, blocks_per_sm: 1, rows: 192 },
+    Entry { module: &EXTEND_SM90, checked: &EXTEND_SM90_CHECKED, name: "extend_sm90_f16_d256", q: Element::F16, kv: Element::F16, head_dim_qk: 256, head_dim_vo: 256, is_general: false, threads: 384, shared_bytes: 230400, blocks_per_sm: 1, rows: 128 },
+    Entry { module: &EXTEND_SM90, checked: &EXTEND_SM90_CHECKED, name: "extend_sm90_f16_d256_general", q: Element::F16, kv: Element::F16, head_dim_qk: 256, head_dim_vo: 256, is_general: true, threads: 384, shared_bytes: 230400, blocks_per_sm: 1, rows: 128 },
+    Entry { module: &EXTEND_SM90, checked: &EXTEND_SM90_CHECKED, name: "extend_sm90_f16_d192x128", q: Element::F16, kv: Element::F16, head_dim_qk: 192, head_dim_vo: 128, is_general: false, threads: 384, shared_bytes: 214016, blocks_per_sm: 1, rows: 128 },
+    Entry { module: &EXTEND_SM90, checked: &EXTEND_SM90_CHECKED, name: "extend_sm90_f16_d192x128_general", q: Element::F16, kv: Element::F16, head_dim_qk: 192, head_dim_vo: 128, is_general: true, threads: 384, shared_bytes: 214016, blocks_per_sm: 1, rows: 128 },
     Entry { module: &MERGE_PARTIALS, checked: &MERGE_PARTIALS_CHECKED, name: "merge_partials_bf16", q: Element::Bf16, kv: Element::F32, head_dim_qk: 0, head_dim_vo: 0, is_general: true, threads: 256, shared_bytes: 0, blocks_per_sm: 2, rows: 0 },
     Entry { module: &MERGE_PARTIALS, checked: &MERGE_PARTIALS_CHECKED, name: "merge_partials_f16", q: Element::F16, kv: Element::F32, head_dim_qk: 0, head_dim_vo: 0, is_general: true, threads: 256, shared_bytes: 0, blocks_per_sm: 2, rows: 0 },
     Entry { module: &MERGE_PARTIALS, checked: &MERGE_PARTIALS_CHECKED, name: "merge_partials_f32", q: Element::F32, kv: Element::F32, head_dim_qk: 0, head_dim_vo: 0, is_general: true, threads: 256, shared_bytes: 0, blocks_per_sm: 2, rows: 0 },
