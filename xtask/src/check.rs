@@ -1,14 +1,18 @@
 //! `cargo xtask check`: what a change must pass before it is merged.
 //!
-//! All steps share one profile and one feature set, so that no dependency is built twice.
+//! All steps share one profile and one feature set, so that no dependency is built twice. The kernels are compiled
+//! while the other steps run, with what those leave of the processors, and waited for last.
 
 use std::time::Duration;
 
 use anyhow::Result;
 
-use crate::step::{Outcome, Step, seconds};
+use crate::step::{Background, Outcome, Step, seconds};
 use crate::table;
 use crate::workspace::Workspace;
+
+/// The step that runs beside the others.
+const KERNELS: [&str; 3] = ["xtask", "kernels", "--check"];
 
 /// Options of `check`.
 #[derive(Debug, clap::Args)]
@@ -24,13 +28,15 @@ pub(crate) struct Args {
 /// Runs the steps and prints the table; true where all passed.
 pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<bool> {
     let steps = steps(args);
+    let mut kernels = (!args.quick).then(|| Background::start(workspace, &KERNELS)).transpose()?;
     let mut results = Vec::new();
     for (step_idx, step) in steps.iter().enumerate() {
         let has_failed = results.iter().any(|(_, outcome, _)| *outcome == Outcome::Failed);
-        let (outcome, elapsed) = if has_failed && !args.keep_going {
-            (Outcome::NotRun, Duration::ZERO)
-        } else {
-            step.run(workspace, &format!("[{}/{}]", step_idx + 1, steps.len()))?
+        let position = format!("[{}/{}]", step_idx + 1, steps.len());
+        let (outcome, elapsed) = match kernels.take_if(|_| step.args == KERNELS) {
+            _ if has_failed && !args.keep_going => (Outcome::NotRun, Duration::ZERO),
+            Some(running) => running.finish(step, &position)?,
+            None => step.run(workspace, &position)?,
         };
         results.push((step, outcome, elapsed));
     }
@@ -51,7 +57,7 @@ fn steps(args: &Args) -> Vec<Step> {
         let docs = step("docs", &["doc", "--workspace", "--no-deps"]);
         steps.push(Step { env: &[("RUSTDOCFLAGS", "-D warnings")], ..docs });
         steps.push(step("tests", &["test", "--workspace"]));
-        steps.push(step("kernels", &["xtask", "kernels", "--check", "--hashes"]));
+        steps.push(step("kernels", &KERNELS));
     }
     if args.keep_going {
         steps.iter_mut().filter(|step| step.args[0] == "test").for_each(|step| step.args.push("--no-fail-fast"));

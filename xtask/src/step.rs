@@ -5,8 +5,8 @@
 
 use std::fmt;
 use std::io::{self, BufRead, BufReader, IsTerminal, Read};
-use std::process::{Command, ExitStatus, Stdio};
-use std::sync::mpsc::{Sender, channel};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -83,6 +83,61 @@ impl Step {
     }
 }
 
+/// A task of this program that runs beside the steps, as the last to get a processor; its output is kept until it is
+/// waited for. Dropped before that, it is stopped.
+#[derive(Debug)]
+pub(crate) struct Background {
+    child: Child,
+    readers: Vec<thread::JoinHandle<()>>,
+    lines: Receiver<String>,
+    started: Instant,
+}
+
+impl Background {
+    /// Starts `cargo ARGS` without cargo, whose lock the steps hold; the first argument is `xtask`.
+    pub(crate) fn start(workspace: &Workspace, args: &[&str]) -> Result<Self> {
+        let program = std::env::current_exe().context("cannot find this program")?;
+        let run = |command: &mut Command| {
+            command.args(&args[1..]).current_dir(workspace.path("")).stdin(Stdio::null());
+            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()
+        };
+        let spawned =
+            run(Command::new("nice").args(["-n", "19"]).arg(&program)).or_else(|_| run(&mut Command::new(&program)));
+        let mut child = spawned.with_context(|| format!("cannot start {}", args.join(" ")))?;
+        let (sender, lines) = channel();
+        let readers = [
+            child.stdout.take().map(|pipe| forward(pipe, sender.clone())),
+            child.stderr.take().map(|pipe| forward(pipe, sender)),
+        ];
+        Ok(Self { child, readers: readers.into_iter().flatten().collect(), lines, started: Instant::now() })
+    }
+
+    /// Waits for it and shows what it said, as a step; the duration is that of waiting.
+    pub(crate) fn finish(mut self, step: &Step, position: &str) -> Result<(Outcome, Duration)> {
+        let waiting = Instant::now();
+        eprintln!("== {position} {}: {step}", step.name);
+        let bar = spinner(&format!("{position} {}", step.name));
+        for line in &self.lines {
+            bar.suspend(|| println!("{line}"));
+        }
+        let status = self.child.wait().context("cannot wait for a step")?;
+        bar.finish_and_clear();
+        self.readers.drain(..).for_each(|reader| reader.join().expect("a reader only forwards lines"));
+        let outcome = if status.success() { Outcome::Passed } else { Outcome::Failed };
+        let (elapsed, in_all) = (waiting.elapsed(), seconds(self.started.elapsed()));
+        eprintln!("== {position} {}: {outcome} ({}, begun {in_all} ago)", step.name, seconds(elapsed));
+        Ok((outcome, elapsed))
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        // Where it has ended there is nothing to stop.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
 /// A duration for a table.
 pub(crate) fn seconds(duration: Duration) -> String {
     format!("{:.1} s", duration.as_secs_f64())
@@ -140,6 +195,18 @@ mod tests {
     fn a_step_prints_as_the_command_to_type() {
         let step = Step { name: "docs", env: &[("RUSTDOCFLAGS", "-D warnings")], args: vec!["doc", "--no-deps"] };
         assert_eq!(step.to_string(), "RUSTDOCFLAGS=\"-D warnings\" cargo doc --no-deps");
+    }
+
+    #[test]
+    fn what_runs_beside_the_steps_is_judged_by_its_exit_code() {
+        let finish = |args: &[&str]| {
+            let workspace = Workspace::locate().unwrap();
+            let step = Step { name: "beside", env: &[], args: Vec::new() };
+            Background::start(&workspace, args).unwrap().finish(&step, "[1/1]").unwrap().0
+        };
+        // The program of this test is the test binary.
+        assert_eq!(finish(&["xtask", "--list"]), Outcome::Passed);
+        assert_eq!(finish(&["xtask", "--no-such-option"]), Outcome::Failed);
     }
 
     #[test]

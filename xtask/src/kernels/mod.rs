@@ -1,11 +1,13 @@
 //! `cargo xtask kernels`: compiles `kernels/` into the images that `attn-cuda` ships.
 //!
 //! What a build gives depends on the sources and the pinned compiler alone: no time, no path, no machine. So `--check`
-//! builds again and compares, byte for byte.
+//! builds again and compares, byte for byte. Text is assembled where it is written, to see that the oldest assembler
+//! takes it; `--check` does that again only with `--strict`, since the same text gives the same.
 
 mod compile;
 mod image;
 mod manifest;
+mod shipped;
 mod source;
 mod table;
 mod toolkit;
@@ -17,6 +19,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 
 use self::image::Built;
+use self::shipped::Shipped;
 use self::source::Unit;
 use self::toolkit::Toolkit;
 use crate::workspace::Workspace;
@@ -34,7 +37,8 @@ pub(crate) struct Args {
     /// Compare with the images there are instead of replacing them
     #[arg(long)]
     check: bool,
-    /// With --check: fail where the compiler cannot be had, instead of comparing source hashes alone
+    /// With --check: fail where the compiler cannot be had, instead of comparing source hashes alone, and assemble all
+    /// text again
     #[arg(long)]
     strict: bool,
     /// With --check: compare source hashes alone, which takes a moment
@@ -61,19 +65,24 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<bool> {
         Err(why) => return Err(why),
     };
     println!("compiler: {}", toolkit.describe(workspace));
-    let built = compile::all(workspace, &toolkit, &units)?;
-    let files = files(&units, &built, &source_hash)?;
-    if args.check { compare(workspace, &files) } else { write(workspace, &files) }
+    if !args.check {
+        let built = compile::all(workspace, &toolkit, &units, None)?;
+        let mut files = texts(&units, &built, &source_hash)?;
+        for image in &built {
+            files.insert(format!("{IMAGES}/{}", image.target.packed_name()), compress(&image.bytes)?);
+        }
+        return write(workspace, &files);
+    }
+    let shipped = Shipped::read(&workspace.path(IMAGES))?;
+    let built = compile::all(workspace, &toolkit, &units, (!args.strict).then_some(&shipped))?;
+    compare(workspace, &texts(&units, &built, &source_hash)?, &built, &shipped)
 }
 
-fn files(units: &[Unit], built: &[Built], source_hash: &str) -> Result<Files> {
-    let mut files: Files = Files::new();
-    for b in built {
-        files.insert(format!("{IMAGES}/{}", b.target.packed_name()), compress(&b.bytes)?);
-    }
-    files.insert(format!("{IMAGES}/manifest.json"), manifest::render(units, built, source_hash)?.into_bytes());
-    files.insert(TABLE.to_owned(), table::render(units, built).into_bytes());
-    Ok(files)
+/// Manifest and table.
+fn texts(units: &[Unit], built: &[Built], source_hash: &str) -> Result<Files> {
+    let manifest = manifest::render(units, built, source_hash)?.into_bytes();
+    let table = table::render(units, built).into_bytes();
+    Ok(Files::from([(format!("{IMAGES}/manifest.json"), manifest), (TABLE.to_owned(), table)]))
 }
 
 /// Kernels of one file are much alike, over more than the window of most compressors: brotli with its largest window.
@@ -107,23 +116,29 @@ fn write(workspace: &Workspace, files: &Files) -> Result<bool> {
 }
 
 /// Says which files are not what a build gives.
-fn compare(workspace: &Workspace, files: &Files) -> Result<bool> {
+fn compare(workspace: &Workspace, texts: &Files, built: &[Built], shipped: &Shipped) -> Result<bool> {
     let mut differences: Vec<String> = Vec::new();
-    for (path, bytes) in files {
-        match fs::read(workspace.path(path)) {
-            Ok(there) if there == *bytes => {}
-            Ok(_) => differences.push(format!("{path} is not what the sources give")),
-            Err(_) => differences.push(format!("{path} is missing")),
-        }
+    let mut expect = |path: &str, is_same: Option<bool>| match is_same {
+        Some(true) => {}
+        Some(false) => differences.push(format!("{path} is not what the sources give")),
+        None => differences.push(format!("{path} is missing or damaged")),
+    };
+    for (path, bytes) in texts {
+        expect(path, fs::read(workspace.path(path)).ok().map(|there| there == *bytes));
+    }
+    for image in built {
+        let name = image.target.packed_name();
+        expect(&format!("{IMAGES}/{name}"), shipped.image(&name).map(|there| there == image.bytes));
     }
     for name in present(&workspace.path(IMAGES))? {
-        if !files.contains_key(&format!("{IMAGES}/{name}")) {
+        let is_built = built.iter().any(|image| image.target.packed_name() == name);
+        if !is_built && !texts.contains_key(&format!("{IMAGES}/{name}")) {
             differences.push(format!("{IMAGES}/{name} is not built any more"));
         }
     }
     differences.iter().for_each(|difference| println!("{difference}"));
     if differences.is_empty() {
-        println!("{} files are what the sources give", files.len());
+        println!("{} images and {} files beside them are what the sources give", built.len(), texts.len());
     } else {
         println!("run `cargo xtask kernels` and commit what it writes");
     }

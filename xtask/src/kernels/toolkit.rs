@@ -86,7 +86,19 @@ fn install(workspace: &Workspace) -> Result<()> {
     // What an interrupted installation left behind is not trusted.
     let _ = fs::remove_dir_all(&folder);
     let target = folder.to_string_lossy();
-    let mut args = vec!["-m", "pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:", "--target", &target];
+    let mut args = vec![
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--retries",
+        "2",
+        "--no-deps",
+        "--only-binary",
+        ":all:",
+        "--target",
+        &target,
+    ];
     args.extend(PACKAGES);
     eprintln!("installing nvcc 13.0.88 with pip, into {}", workspace.shown(&folder));
     let bar = spinner("pip install");
