@@ -116,6 +116,22 @@ fn results_that_cannot_be_drawn_are_refused() {
     }
 }
 
+/// After new figures: `attn bench --plot docs/bench/NAME.json --out docs/bench/NAME.svg`.
+#[test]
+fn the_charts_of_the_readme_are_made_of_the_result_files_beside_them() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let readme = fs::read_to_string(root.join("README.md")).unwrap();
+    let charts: Vec<&str> = readme.split("](").filter_map(|rest| rest.split(')').next()?.strip_suffix(".svg")).collect();
+    assert_eq!(charts, ["docs/bench/gpu-h200", "docs/bench/cpu"]);
+    let made = fresh_dir("charts").join("chart.svg");
+    for chart in charts {
+        let [json, svg] = ["json", "svg"].map(|extension| root.join(format!("{chart}.{extension}")));
+        attn_ok(&["bench", "--plot", json.to_str().unwrap(), "--out", made.to_str().unwrap()]);
+        let is_same = fs::read(&made).unwrap() == fs::read(&svg).unwrap();
+        assert!(is_same, "{chart}.svg is not what is drawn of {chart}.json");
+    }
+}
+
 #[test]
 fn a_recorded_workload_is_the_same_problem_again() {
     for workload in parse_workloads(SMALL).unwrap().iter().filter(|w| w.name.starts_with("small")) {
