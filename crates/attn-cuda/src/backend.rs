@@ -11,7 +11,7 @@ use attn_metadata::{
 };
 use kvpool::{Dtype, KvDtype};
 
-use crate::device::{Device, DeviceBuffer, DeviceError, Staging};
+use crate::device::{Device, DeviceBuffer, DeviceError, Staging, Tail};
 use crate::entry::{self, Families, HEAD_DIM_UNIT, Limits, MAX_HEAD_DIM, kernels_of, kv_dtypes_for};
 use crate::kernel_set::{KernelSet, LayerConstants};
 use crate::launches::LayerCall;
@@ -331,8 +331,9 @@ fn send_tables(
     contents: Contents<'_>,
 ) -> Result<(), PrepareError> {
     let Some(target) = &step.tables else { return Ok(()) };
-    let len = step.offsets.used_len(contents.batch.kv_indices().len());
-    let sent = staging.send(len, target, |bytes| tables::write(bytes, &step.offsets, &step.plans, contents));
+    let (ids, at) = (contents.batch.shared_kv_indices(), step.offsets.kv_indices);
+    let tail = Some(Tail { ids: &ids, at });
+    let sent = staging.send(at, tail, target, |bytes| tables::write(bytes, &step.offsets, &step.plans, contents));
     sent.map_err(|error| PrepareError::Environment { backend, why: error.to_string() })
 }
 

@@ -1,8 +1,9 @@
 //! Owns a step's tables as the kernels read them: which sections there are, where each begins, what is in it.
 //!
-//! The host plans ([`GroupPlan`]), then writes all sections into one pinned buffer, and one copy takes them to the
+//! The host plans ([`GroupPlan`]), then writes the sections into one pinned buffer, and one copy takes them to the
 //! device. For a captured step the sections have room for every batch that fits the bucket, so that their addresses
-//! stay what was recorded; the page table comes last, so that the copy ends with what is used of it.
+//! stay what was recorded; the page table comes last, so that what is sent ends with what is used of it, and so that the
+//! device may read it where the batch has it.
 
 use attn_metadata::plan::{Plan, Tile};
 use attn_metadata::{Batch, Request, SubBatch};
@@ -154,11 +155,6 @@ impl Offsets {
         self.kv_indices = carver.take::<i32>(sizes.num_kv_indices);
         self.len = carver.at;
     }
-
-    /// Bytes up to the end of what a batch uses of the page table.
-    pub(crate) const fn used_len(&self, num_kv_indices: usize) -> usize {
-        self.kv_indices + num_kv_indices * size_of::<i32>()
-    }
 }
 
 impl GroupOffsets {
@@ -194,7 +190,7 @@ pub(crate) struct Contents<'a> {
     pub(crate) has_slots: bool,
 }
 
-/// Writes all sections of a step.
+/// Writes all sections of a step but the last, the page table.
 pub(crate) fn write(bytes: &mut [u8], offsets: &Offsets, plans: &[GroupPlan], contents: Contents<'_>) {
     for (group, plan) in offsets.groups.iter().zip(plans) {
         write_group(bytes, group, plan, contents);
@@ -209,8 +205,6 @@ pub(crate) fn write(bytes: &mut [u8], offsets: &Offsets, plans: &[GroupPlan], co
     if let Some(mask) = batch.custom_mask() {
         section::<u8>(bytes, offsets.mask, mask.bytes().len()).copy_from_slice(mask.bytes());
     }
-    let indices = batch.kv_indices();
-    section::<i32>(bytes, offsets.kv_indices, indices.len()).copy_from_slice(indices);
 }
 
 fn write_group(bytes: &mut [u8], offsets: &GroupOffsets, plan: &GroupPlan, contents: Contents<'_>) {

@@ -181,8 +181,7 @@ fn tables_cover_every_unit_and_merge_every_split_row_once() {
         check_group(bytes, &offsets.groups[0], &plans[0], &model.groups()[0], &batch, batch.num_rows());
         let slots: Vec<i32> = read(bytes, offsets.slots, batch.num_rows() as usize);
         assert!(slots.iter().zip(batch.slot_mapping().unwrap()).all(|(to, slot)| *to == slot.raw()));
-        assert_eq!(read::<i32>(bytes, offsets.kv_indices, batch.kv_indices().len()), batch.kv_indices());
-        assert!(offsets.used_len(batch.kv_indices().len()) <= offsets.len);
+        assert!(offsets.kv_indices + size_of_val(batch.kv_indices()) <= offsets.len);
     }
 }
 

@@ -30,7 +30,9 @@ mod space;
 mod steps;
 
 pub use backend::{AttentionBackend, BackendConfig, BatchLimits, check_batch};
-pub use batch::{Batch, BatchError, PackedMask, PoolShape, RawBatch, Request, SubBatch, Violation, mask_bytes};
+pub use batch::{
+    Batch, BatchError, KvIndices, PackedMask, PoolShape, RawBatch, Request, SubBatch, Violation, mask_bytes,
+};
 pub use capability::{Capabilities, DimRule, Feature, FeatureSet, Reason, Requirements, SizeRule};
 pub use capture::{Bucket, CaptureLimits};
 pub use check::{check_io, check_store};

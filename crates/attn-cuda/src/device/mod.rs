@@ -1,7 +1,7 @@
 //! The driver, without a toolkit: probe, context, stream, memory, modules, launches, graphs.
 //!
 //! Reading order: `probe` (is there a driver), `context` ([`Device`]: context, stream, what the GPU is), `buffer` and
-//! `staging` (memory), `view` (tensors in it, ours or another library's), `module` and `launch` (kernels), `graph`.
+//! `staging` (memory; `locked`: that of others), `view` (tensors in it, ours or another library's), `module` and `launch` (kernels), `graph`.
 //!
 //! All unsafe code of the crate that is not a kernel launch is here. Two rules make it sound. *One stream*: all work
 //! that one [`Device`] is given goes to its one stream, in order, so memory that is freed after a launch is freed after
@@ -12,6 +12,7 @@ mod context;
 mod error;
 mod graph;
 mod launch;
+mod locked;
 mod module;
 mod probe;
 mod staging;
@@ -26,7 +27,7 @@ pub use graph::{Captured, Graph};
 pub use launch::{Kernel, KernelParams, LaunchShape};
 pub use module::{Image, ImageKind, ModuleSource, candidates};
 pub use probe::{Driver, LIBRARY_NAMES, MIN_CUDA_VERSION, MIN_DRIVER_BRANCH, probe, probe_libraries};
-pub use staging::{Pinned, Staging};
+pub use staging::{Pinned, Staging, Tail};
 pub use tensor_map::{TensorMap, TensorMapSpec};
 pub use trap::{TrapRecord, TrapReport};
 pub use view::{CudaKv, CudaKvError, CudaLse, CudaLseMut, CudaTensor, CudaTensorMut};

@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
+use attn_metadata::KvIndices;
 use cudarc::driver::{CudaEvent, CudaStream, sys};
 
 use super::buffer::{DeviceBuffer, out_of_memory};
 use super::context::Device;
 use super::error::{DeviceError, DriverCode, check, failed};
+use super::locked::is_locked;
 
 /// Host memory that the device can read and write directly.
 #[derive(Debug)]
@@ -78,8 +80,20 @@ impl Drop for Pinned {
 /// One pinned buffer of a [`Staging`] and the event after which it may be written again.
 #[derive(Debug)]
 struct Slot {
+    /// Waits when it is dropped: so before what is read from elsewhere.
     pinned: Pinned,
     event: Arc<CudaEvent>,
+    /// Page ids that its last copy reads where they lie.
+    reads: Option<KvIndices>,
+}
+
+/// Page ids that end what is sent.
+#[derive(Clone, Copy, Debug)]
+pub struct Tail<'a> {
+    /// The page ids.
+    pub ids: &'a KvIndices,
+    /// Where they begin, in bytes.
+    pub at: usize,
 }
 
 /// Pinned buffers that take turns: a step writes one while the copy of the step before may still be reading another.
@@ -101,30 +115,48 @@ impl Staging {
         Self { device: device.clone(), slots: Vec::new(), next: 0 }
     }
 
-    /// Lets `fill` write `len` bytes, then copies them to the beginning of `target`, in stream order: one copy. Work
-    /// given before reads what `target` held before, graphs included: so it is not borrowed for writing.
+    /// Lets `fill` write the first `len` bytes, then copies them to the beginning of `target`, and the page ids to their
+    /// place behind them, in stream order. Work given before reads what `target` held before, graphs included: so it is
+    /// not borrowed for writing. Page ids in memory that is filled again and again are read by the device where they
+    /// lie, others are copied with the rest.
     ///
     /// Waits only where the copy of three steps before has not been done.
     ///
     /// # Errors
-    /// [`DeviceError::OutOfBounds`], [`DeviceError::OutOfMemory`], [`DeviceError::Driver`].
-    pub fn send(&mut self, len: usize, target: &DeviceBuffer, fill: impl FnOnce(&mut [u8])) -> Result<(), DeviceError> {
-        if len > target.len() {
+    /// [`DeviceError::OutOfBounds`] where the page ids begin before `len` or the target ends before them,
+    /// [`DeviceError::OutOfMemory`], [`DeviceError::Driver`].
+    pub fn send(
+        &mut self,
+        len: usize,
+        tail: Option<Tail<'_>>,
+        target: &DeviceBuffer,
+        fill: impl FnOnce(&mut [u8]),
+    ) -> Result<(), DeviceError> {
+        let end = tail.map_or(len, |tail| tail.at + size_of_val(tail.ids.get()));
+        if end > target.len() || tail.is_some_and(|tail| tail.at < len) {
             let what = "a step's tables";
-            return Err(DeviceError::OutOfBounds { what, begin: 0, end: len, len: target.len() });
+            return Err(DeviceError::OutOfBounds { what, begin: 0, end, len: target.len() });
         }
-        if len == 0 {
+        if end == 0 {
             return Ok(());
         }
-        let slot = self.take(len)?;
-        fill(&mut slot.pinned.bytes_mut()[..len]);
-        let event = Arc::clone(&slot.event);
-        let (to, from) = (target.address(), slot.pinned.bytes().as_ptr().cast());
-        // SAFETY: the target was checked; the source is owned by the slot, which waits for the event below before it
-        // is written or freed.
-        let result = unsafe { sys::cuMemcpyHtoDAsync_v2(to, from, len, self.device.cu_stream()) };
-        check("sending a step's tables", result)?;
-        event.record(self.device.stream()).map_err(|e| failed("recording an event", e))
+        let device = self.device.clone();
+        let in_place = tail.filter(|tail| is_locked(&device, tail.ids));
+        let copied = tail.filter(|_| in_place.is_none());
+        let staged_len = if copied.is_some() { end } else { len };
+        let slot = self.take(staged_len)?;
+        let bytes = &mut slot.pinned.bytes_mut()[..staged_len];
+        fill(&mut bytes[..len]);
+        if let Some(tail) = copied {
+            bytes[tail.at..].copy_from_slice(bytemuck::cast_slice(tail.ids.get()));
+        }
+        copy(&device, target.address(), bytes)?;
+        if let Some(tail) = in_place {
+            // Held before the copy is given, so that nobody writes there whatever happens next.
+            slot.reads = Some(tail.ids.clone());
+            copy(&device, target.address() + tail.at as u64, bytemuck::cast_slice(tail.ids.get()))?;
+        }
+        slot.event.record(device.stream()).map_err(|e| failed("recording an event", e))
     }
 
     /// The next slot, free to be written and large enough.
@@ -134,14 +166,31 @@ impl Staging {
         if index >= self.slots.len() {
             let pinned = Pinned::new(&self.device, len.next_power_of_two(), "staging")?;
             let event = self.device.context().new_event(None).map_err(|e| failed("making an event", e))?;
-            self.slots.push(Slot { pinned, event: Arc::new(event) });
+            self.slots.push(Slot { pinned, event: Arc::new(event), reads: None });
+        }
+        for other in self.slots.iter_mut().filter(|slot| slot.reads.is_some()) {
+            if other.event.is_complete() {
+                other.reads = None;
+            }
         }
         let slot = &mut self.slots[index];
         slot.event.synchronize().map_err(|e| failed("waiting for an earlier step's tables", e))?;
+        slot.reads = None;
         if slot.pinned.bytes().len() < len {
             slot.pinned = Pinned::new(&self.device, len.next_power_of_two(), "staging")?;
         }
         self.next = (index + 1) % Self::NUM_SLOTS;
         Ok(slot)
     }
+}
+
+/// Gives a copy to the device's stream. The source must stay as it is until the stream has come to an event after it.
+fn copy(device: &Device, to: u64, from: &[u8]) -> Result<(), DeviceError> {
+    if from.is_empty() {
+        return Ok(());
+    }
+    // SAFETY: the target was checked; the source is held by the slot, which waits for its event before it is written or
+    // freed.
+    let result = unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.as_ptr().cast(), from.len(), device.cu_stream()) };
+    check("sending a step's tables", result)
 }

@@ -8,6 +8,7 @@ mod alone;
 mod big_pool;
 mod every_kernel;
 mod merges;
+mod page_tables;
 mod problems;
 mod reruns;
 mod scene;

@@ -14,6 +14,7 @@ mod violation;
 pub use mask::{PackedMask, mask_bytes};
 pub use raw::{PoolShape, RawBatch};
 pub use select::SubBatch;
+pub use shared::KvIndices;
 pub use violation::{BatchError, Violation};
 
 use kvpool::{PageId, PageSize, Slot};
@@ -102,11 +103,11 @@ impl Batch {
         self.writes_padding = true;
         self.requests.clear();
         self.requests.extend_from_slice(self.validator.requests());
-        self.kv_indices.refill().extend_from_slice(raw.kv_indices);
+        self.kv_indices.fill(raw.kv_indices);
         self.appends = raw.slot_mapping.is_some();
         refill(&mut self.slots, raw.slot_mapping.unwrap_or_default());
         self.has_mask = raw.custom_mask.is_some();
-        self.mask.refill().extend_from_slice(raw.custom_mask.unwrap_or_default());
+        self.mask.fill(raw.custom_mask.unwrap_or_default());
         Ok(())
     }
 
@@ -151,6 +152,12 @@ impl Batch {
     #[must_use]
     pub fn kv_indices(&self) -> &[i32] {
         self.kv_indices.get()
+    }
+
+    /// The same, to be held longer than the batch stays as it is.
+    #[must_use]
+    pub fn shared_kv_indices(&self) -> KvIndices {
+        KvIndices::of(&self.kv_indices)
     }
 
     /// Page ids of one request: `kv_len` rounded up to pages.

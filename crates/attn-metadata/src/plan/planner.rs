@@ -450,20 +450,27 @@ impl Default for Walk {
 impl Walk {
     /// Moves on; the end is the first unit of the tile after the last.
     fn advance(&mut self, mut num_units: u64, tiles: &[Tile], num_kv_heads: u32) {
-        while num_units > 0 {
-            let Some(tile) = tiles.get(self.at.tile as usize) else { return };
-            let done = u64::from(self.at.kv_head) * u64::from(tile.num_chunks) + u64::from(self.at.chunk);
-            let of_tile = u64::from(num_kv_heads) * u64::from(tile.num_chunks);
-            if done + num_units >= of_tile {
-                num_units -= of_tile - done;
-                self.at = Unit { tile: self.at.tile + 1, kv_head: 0, chunk: 0 };
-                continue;
+        while let Some(tile) = tiles.get(self.at.tile as usize) {
+            // Most steps are short: they end within the head, and nothing is divided.
+            let of_head = u64::from(tile.num_chunks - self.at.chunk);
+            if num_units < of_head {
+                self.at.chunk += u32::try_from(num_units).expect("within the head");
+                return;
             }
-            let now = done + num_units;
-            let narrow = |x: u64| u32::try_from(x).expect("within the tile");
-            self.at.kv_head = narrow(now / u64::from(tile.num_chunks));
-            self.at.chunk = narrow(now % u64::from(tile.num_chunks));
-            return;
+            num_units -= of_head;
+            self.at = Unit { kv_head: self.at.kv_head + 1, chunk: 0, ..self.at };
+            let of_tile = u64::from(num_kv_heads - self.at.kv_head) * u64::from(tile.num_chunks);
+            if num_units < of_tile {
+                let narrow = |x: u64| u32::try_from(x).expect("within the tile");
+                self.at.kv_head += narrow(num_units / u64::from(tile.num_chunks));
+                self.at.chunk = narrow(num_units % u64::from(tile.num_chunks));
+                return;
+            }
+            num_units -= of_tile;
+            self.at = Unit { tile: self.at.tile + 1, kv_head: 0, chunk: 0 };
+            if num_units == 0 {
+                return;
+            }
         }
     }
 }

@@ -113,6 +113,7 @@ fn format_of(dtype: KvDtype) -> Result<KvFormat, FormatError> {
 }
 
 /// The tables of a workload's batch.
+#[derive(Debug)]
 pub(super) struct Tables {
     pub(super) pool: PoolShape,
     qo_indptr: Vec<i32>,

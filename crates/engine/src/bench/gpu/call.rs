@@ -25,6 +25,8 @@ pub(super) const NEW_V_FIRST: usize = 34_567_891;
 pub(super) struct Call {
     pub(super) layer: Layer,
     pub(super) batch: Batch,
+    tables: Tables,
+    is_append: bool,
     pub(super) dtype: Dtype,
     pub(super) cache: CudaKv,
     q: DeviceBuffer,
@@ -63,7 +65,12 @@ impl Call {
         let mut out = DeviceBuffer::new(gpu, out_bytes, "tensors")?;
         // NaN in every dtype: what is not written shows.
         out.fill(0xff)?;
-        Ok(Self { layer, batch, dtype, cache, q, new, out })
+        Ok(Self { layer, batch, tables, is_append: workload.append, dtype, cache, q, new, out })
+    }
+
+    /// Fills the batch anew, as an engine does every step.
+    pub(super) fn refill(&mut self) -> Result<(), AnyError> {
+        Ok(self.batch.set(&self.tables.raw(self.is_append))?)
     }
 
     pub(super) fn format(&self) -> KvFormat {

@@ -33,9 +33,9 @@ use crate::report::error_chain;
 /// Replays that are timed.
 const REPS: usize = 31;
 /// Plans that are timed.
-const PLAN_REPS: usize = 5;
+const PLAN_REPS: usize = 11;
 /// Times that it is planned before.
-const PLAN_WARM_UPS: usize = 3;
+const PLAN_WARM_UPS: usize = 8;
 /// Bytes written before each replay: several times the cache.
 const FLUSH_BYTES: usize = 256 << 20;
 /// Bytes copied to measure the copy rate.
@@ -127,7 +127,7 @@ impl Session {
         let stored = self.noise_of(parts.format)?;
         let mut call = Call::new(&self.device, workload, [&self.noise[queries], &self.noise[stored]])?;
         let mut backend = call.backend(&self.device, self.families)?;
-        let (step, plan_us) = self.plan(&call, &mut backend)?;
+        let (step, plan_us) = self.plan(&mut call, &mut backend)?;
         let is_store = workload.kind == "store";
         let graph = call.record(&self.device, &mut backend, &step, is_store)?;
         let ms = self.timed(graph)?;
@@ -147,15 +147,17 @@ impl Session {
         Ok(Measured { ms, plan_us: 0.0, work, rel_err: merge.error(&self.noise[queries])? })
     }
 
-    /// Plans several times; the median in microseconds.
-    fn plan(&self, call: &Call, backend: &mut CudaBackend) -> Result<(Prepared, f64), AnyError> {
+    /// Plans several times, each time a batch that was filled anew; the median in microseconds.
+    fn plan(&self, call: &mut Call, backend: &mut CudaBackend) -> Result<(Prepared, f64), AnyError> {
         let mut times = Vec::new();
-        // The first ones allocate: the backend sends tables from several buffers in turn.
+        // The first ones allocate: tables lie in several buffers in turn, here and in the backend.
         let mut step = backend.prepare_metadata(&call.batch)?;
         for _ in 0..PLAN_WARM_UPS {
+            call.refill()?;
             step = backend.prepare_metadata(&call.batch)?;
         }
         for _ in 0..PLAN_REPS {
+            call.refill()?;
             self.device.device.synchronize()?;
             let started = Instant::now();
             step = backend.prepare_metadata(&call.batch)?;
