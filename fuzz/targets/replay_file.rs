@@ -51,7 +51,9 @@ fn check_again(problem: &Problem) {
     let mask = |problem: &Problem| problem.batch.custom_mask().map(|mask| mask.bytes().to_vec());
     assert_eq!(mask(&again), mask(problem));
     let parts = |problem: &Problem| {
-        let kv = problem.new_kv.as_ref().map(|new| [&new.k, &new.v].map(|t| t.elements().as_bytes().to_vec()));
+        let kv = problem.new_kv.as_ref().map(|new| {
+            [Some(&new.k), new.v.as_ref()].map(|t| t.map(|t| t.elements().as_bytes().to_vec()))
+        });
         let cache = problem.cache.buffer().as_slice().as_bytes().to_vec();
         (problem.q.elements().as_bytes().to_vec(), problem.q.shape(), kv, cache, problem.cache.format())
     };

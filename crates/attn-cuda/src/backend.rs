@@ -3,11 +3,11 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use attn_metadata::plan::{Plan, PlanReport};
+use attn_metadata::plan::{CutBy, Plan, PlanReport};
 use attn_metadata::{
     AttentionBackend, BackendConfig, BackendEntry, Batch, BatchLimits, Bucket, Capabilities, CaptureError,
-    CaptureLimits, CreateError, DimRule, Io, Kv, ModelSpec, PLAIN, PoolShape, PrepareError, Prepared, Reason, Role,
-    RunError, SizeRule, Steps, SubBatch, check_batch, check_io, check_store,
+    CaptureLimits, CreateError, DimRule, Feature, Io, Kv, ModelSpec, PLAIN, PoolShape, PrepareError, Prepared, Reason,
+    Role, RunError, SizeRule, Steps, SubBatch, check_batch, check_io, check_store,
 };
 use kvpool::{Dtype, KvDtype};
 
@@ -35,6 +35,8 @@ pub(crate) const fn name_of(families: Families) -> &'static str {
         Families::Plain => PLAIN_NAME,
     }
 }
+/// Name of the backend that cuts requests by the whole batch.
+pub(crate) const FREE_NAME: &str = "cuda-free";
 
 /// Bytes of `claim` of `kernels/params.h`.
 const CLAIM_BYTES: usize = 8;
@@ -75,6 +77,28 @@ pub const fn plain_entry() -> BackendEntry<Cuda> {
     }
 }
 
+/// The registry's row for the backend that gives up batch invariance: chunks as the whole batch wants them.
+#[must_use]
+pub const fn free_entry() -> BackendEntry<Cuda> {
+    BackendEntry {
+        name: FREE_NAME,
+        summary: "as cuda, requests cut by what else is in the batch: fewer partial states, bits that depend on it",
+        role: Role::ByName,
+        capabilities: available_free,
+        create: |config| Ok(Box::new(CudaBackend::free(config)?)),
+    }
+}
+
+fn available_free(device: &CudaDevice) -> Result<Capabilities, Reason> {
+    available_cut(device, CutBy::Batch)
+}
+
+fn available_cut(device: &CudaDevice, by: CutBy) -> Result<Capabilities, Reason> {
+    let mut capabilities = available(device)?;
+    capabilities.features.set(Feature::BatchInvariant, by == CutBy::Request);
+    Ok(capabilities)
+}
+
 fn available(device: &CudaDevice) -> Result<Capabilities, Reason> {
     let (major, minor) = device.device.properties().capability;
     if major < 8 {
@@ -102,7 +126,7 @@ pub(crate) fn capabilities() -> Capabilities {
 /// Paged attention on one NVIDIA GPU: any group and page size, every feature of the waist.
 ///
 /// A request's result depends on nothing but the request: not on the batch, padding, capture or the GPU's number of
-/// multiprocessors. Requests of few query tokens run on another kernel than long ones, which rounds differently.
+/// multiprocessors ([`free`](Self::free) gives that up). Requests of few query tokens run on another kernel than long ones, which rounds differently.
 ///
 /// All work goes to the device's stream; `forward` returns when it has been given, not when it is done.
 #[derive(Debug)]
@@ -142,9 +166,26 @@ impl CudaBackend {
     /// # Errors
     /// As [`new`](Self::new).
     pub fn with_families(config: &BackendConfig<Cuda>, families: Families) -> Result<Self, CreateError> {
-        let name = name_of(families);
+        Self::make(config, name_of(families), families, CutBy::Request)
+    }
+
+    /// As [`new`](Self::new), but how a request is cut depends on the whole batch, for balance with few partial states;
+    /// so do its bits. [`Capabilities`] say so: [`Feature::BatchInvariant`] is missing.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn free(config: &BackendConfig<Cuda>) -> Result<Self, CreateError> {
+        Self::make(config, FREE_NAME, Families::All, CutBy::Batch)
+    }
+
+    fn make(
+        config: &BackendConfig<Cuda>,
+        name: &'static str,
+        families: Families,
+        by: CutBy,
+    ) -> Result<Self, CreateError> {
         let unsupported = |reasons| CreateError::Unsupported { backend: name, reasons };
-        let capabilities = available(&config.device).map_err(|reason| unsupported(vec![reason]))?;
+        let capabilities = available_cut(&config.device, by).map_err(|reason| unsupported(vec![reason]))?;
         capabilities.supports_model(&config.model).map_err(unsupported)?;
         let properties = config.device.device.properties();
         let limits = Limits { capability: properties.capability, shared_bytes: properties.max_shared_bytes };
@@ -160,7 +201,7 @@ impl CudaBackend {
         let constants = model.layers().iter().zip(&chosen).map(|(l, k)| LayerConstants::new(device, l, *k));
         let layers = constants.collect::<Result<Vec<_>, _>>().map_err(failed)?;
         let claims = DeviceBuffer::zeroed(device, CLAIM_BYTES, "claims").map_err(failed)?;
-        let policies = GroupPolicy::of_model(model, &chosen, properties.num_sms);
+        let policies = GroupPolicy::of_model(model, &chosen, properties.num_sms, by);
         let pool = PoolShape { num_pages: 0, page_size: model.page_size() };
         let step = || CudaStep::new(policies.iter().map(|policy| policy.plan(pool)).collect(), pool);
         Ok(Self {
@@ -435,7 +476,7 @@ impl AttentionBackend<Cuda> for CudaBackend {
 
     fn prepare_for_replay(&mut self, step: &mut Prepared, batch: &Batch) -> Result<(), CaptureError> {
         if batch.custom_mask().is_some() {
-            let feature = attn_metadata::Feature::CustomMask;
+            let feature = Feature::CustomMask;
             return Err(PrepareError::Unsupported { backend: self.name, feature }.into());
         }
         if let Some(bucket) = step.bucket() {

@@ -254,6 +254,7 @@ pub(crate) fn features() -> attn_metadata::FeatureSet {
         Feature::Extend,
         Feature::Graphs,
         Feature::ValuesInKeys,
+        Feature::BatchInvariant,
     ]
     .into_iter()
     .collect()

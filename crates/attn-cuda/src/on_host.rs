@@ -12,7 +12,7 @@ use attn_metadata::{
     CreateError, Host, HostDevice, Io, Kv, ModelSpec, PrepareError, Prepared, Reason, Role, RunError, check_io,
 };
 
-use crate::backend::{CudaBackend, NAME, PLAIN_NAME, PORTABLE_NAME, name_of};
+use crate::backend::{CudaBackend, FREE_NAME, NAME, PLAIN_NAME, PORTABLE_NAME, name_of};
 use crate::device::{Captured, CudaLseMut, CudaTensor, CudaTensorMut, Device, DeviceBuffer, DeviceError, Graph};
 use crate::entry::Families;
 use crate::mirror::{CacheMirror, pack, unpack};
@@ -54,9 +54,25 @@ pub const fn host_plain_entry() -> BackendEntry<Host> {
     }
 }
 
+/// The same with requests cut by what else is in the batch.
+#[must_use]
+pub const fn host_free_entry() -> BackendEntry<Host> {
+    BackendEntry {
+        name: FREE_NAME,
+        summary: "as cuda, requests cut by what else is in the batch: fewer partial states, bits that depend on it",
+        role: Role::ByName,
+        capabilities: |_| available_in(&crate::backend::free_entry()),
+        create: |config| Ok(Box::new(CudaOnHost::free(config)?)),
+    }
+}
+
 fn available(_: &HostDevice) -> Result<Capabilities, Reason> {
+    available_in(&crate::backend::entry())
+}
+
+fn available_in(entry: &BackendEntry<Cuda>) -> Result<Capabilities, Reason> {
     let device = first_gpu().map_err(|error| Reason::Unavailable { why: error.to_string() })?;
-    (crate::backend::entry().capabilities)(&device.into())
+    (entry.capabilities)(&device.into())
 }
 
 /// The first GPU, opened once a process.
@@ -118,7 +134,15 @@ impl CudaOnHost {
     /// # Errors
     /// As [`new`](Self::new).
     pub fn with_families(config: &BackendConfig<Host>, families: Families) -> Result<Self, CreateError> {
-        Self::on(config, families, false)
+        Self::on(config, name_of(families), false, |config| CudaBackend::with_families(config, families))
+    }
+
+    /// As [`new`](Self::new), but how a request is cut depends on the whole batch: see [`CudaBackend::free`].
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn free(config: &BackendConfig<Host>) -> Result<Self, CreateError> {
+        Self::on(config, FREE_NAME, false, CudaBackend::free)
     }
 
     /// As [`new`](Self::new) with kernels that check their tables on the device.
@@ -126,18 +150,23 @@ impl CudaOnHost {
     /// # Errors
     /// As [`new`](Self::new).
     pub fn checked(config: &BackendConfig<Host>) -> Result<Self, CreateError> {
-        Self::on(config, Families::All, true)
+        Self::on(config, NAME, true, CudaBackend::new)
     }
 
-    fn on(config: &BackendConfig<Host>, families: Families, is_checked: bool) -> Result<Self, CreateError> {
+    fn on(
+        config: &BackendConfig<Host>,
+        backend: &'static str,
+        is_checked: bool,
+        make: impl FnOnce(&BackendConfig<Cuda>) -> Result<CudaBackend, CreateError>,
+    ) -> Result<Self, CreateError> {
         let missing = |error: DeviceError| CreateError::Unsupported {
-            backend: name_of(families),
+            backend,
             reasons: vec![Reason::Unavailable { why: error.to_string() }],
         };
         let device = first_gpu().and_then(|device| device.fork()).map_err(missing)?;
         let device = CudaDevice { device, is_checked };
         let config = BackendConfig { model: config.model.clone(), limits: config.limits, device };
-        Ok(Self { recordings: Vec::new(), inner: CudaBackend::with_families(&config, families)? })
+        Ok(Self { recordings: Vec::new(), inner: make(&config)? })
     }
 
     fn device(&self) -> &Device {

@@ -1,6 +1,6 @@
 //! Owns how a group of layers is planned for its kernels: tiles, chunks, grids, and bounds over all batches of a bucket.
 
-use attn_metadata::plan::{Chunking, Plan, PlanConfig, Sharing, workspace_requirement};
+use attn_metadata::plan::{Chunking, CutBy, Plan, PlanConfig, Sharing, max_chunks, workspace_requirement};
 use attn_metadata::{Batch, BatchLimits, Bucket, CaptureLimits, ModelSpec, PlanGroup, PoolShape};
 
 use crate::entry::{LayerKernels, Pair};
@@ -12,7 +12,7 @@ use crate::tables::{Contents, GroupPlan, GroupSizes, Part, PartSizes, merge_unit
 const DECODE_CHUNK_LEN_PER_HEAD: u32 = 128;
 /// Shortest and longest of these.
 const DECODE_CHUNK_LENS: [u32; 2] = [256, 1024];
-/// Tokens of a chunk of short requests that decode, at least.
+/// Tokens of a chunk of short requests that decode, at least; where the batch decides, chunks are multiples of it.
 const SHORTEST_DECODE_CHUNK_LEN: u32 = 128;
 /// Tokens of a chunk of requests that extend.
 const EXTEND_CHUNK_LEN: u32 = 1024;
@@ -35,24 +35,24 @@ pub(crate) struct GroupPolicy {
 }
 
 impl GroupPolicy {
-    /// The policies of a model's groups; `kernels` are those of its layers.
-    pub(crate) fn of_model(model: &ModelSpec, kernels: &[LayerKernels], num_sms: u32) -> Vec<Self> {
+    /// The policies of a model's groups; `kernels` are those of its layers, `by` is what chunks depend on.
+    pub(crate) fn of_model(model: &ModelSpec, kernels: &[LayerKernels], num_sms: u32, by: CutBy) -> Vec<Self> {
         let of_group = |(index, group): (usize, &PlanGroup)| {
             let of_layers = || kernels.iter().enumerate().filter(move |(l, _)| model.group_of(*l) == Some(index));
             let first = of_layers().next().map(|(_, kernels)| *kernels).expect("a group has a layer");
             // Layers of one group may have softcap or not, and so different kernels: the plan fits them all.
             let decode = of_layers().map(|(_, k)| k.decode).collect::<Option<Vec<Pair>>>();
             let extend: Vec<Pair> = of_layers().map(|(_, k)| k.extend).collect();
-            let decode_config = decode
-                .as_ref()
-                .map(|pairs| config(group, pairs, decode_chunking(group.heads.group_size()), Sharing::Guided, num_sms));
+            let decode_config = decode.as_ref().map(|pairs| {
+                config(group, pairs, decode_chunking(group.heads.group_size(), by), Sharing::Guided, num_sms)
+            });
             let claims_heads = extend.iter().all(|pair| pair.family() != "plain");
             let sharing = if claims_heads { Sharing::LongestTile } else { Sharing::Even };
             Self {
                 group: *group,
                 max_decode_q_len: decode_config.map_or(0, |config| config.tile_len),
                 decode: decode_config,
-                extend: config(group, &extend, EXTEND_CHUNKING, sharing, num_sms),
+                extend: config(group, &extend, extend_chunking(by), sharing, num_sms),
                 labels: [label(first.decode.map_or("plain", |pair| pair.family())), label(first.extend.family())],
             }
         };
@@ -120,9 +120,8 @@ impl GroupPolicy {
                 .min(bucket.num_rows as usize);
             PartSizes { num_tiles, num_ranges: range_room(config, num_tiles) }
         };
-        let num_heads = u64::from(group.heads.num_qo_heads);
         let merge_units = |config: &PlanConfig| {
-            let chunks = partial_rows(config, group, limits, bucket) / (u64::from(bucket.num_rows) * num_heads).max(1);
+            let chunks = max_chunks(config, group, limits.max_kv_len);
             merge_unit_bound(bucket.num_rows, group.heads.num_qo_heads, chunks)
         };
         // A row is of one part or the other.
@@ -145,14 +144,19 @@ fn partial_rows(config: &PlanConfig, group: &PlanGroup, limits: &CaptureLimits, 
 }
 
 /// How requests that extend are cut.
-const EXTEND_CHUNKING: Chunking =
-    Chunking { chunk_len: EXTEND_CHUNK_LEN, shortest: EXTEND_CHUNK_LEN, max_q_len: MAX_SPLIT_Q_LEN };
+const fn extend_chunking(by: CutBy) -> Chunking {
+    let shortest = match by {
+        CutBy::Request => EXTEND_CHUNK_LEN,
+        CutBy::Batch => SHORTEST_DECODE_CHUNK_LEN,
+    };
+    Chunking { by, chunk_len: EXTEND_CHUNK_LEN, shortest, max_q_len: MAX_SPLIT_Q_LEN }
+}
 
 /// How requests that decode are cut.
-fn decode_chunking(group_size: u32) -> Chunking {
+fn decode_chunking(group_size: u32, by: CutBy) -> Chunking {
     let [shortest, longest] = DECODE_CHUNK_LENS;
     let len = group_size.next_power_of_two().saturating_mul(DECODE_CHUNK_LEN_PER_HEAD).clamp(shortest, longest);
-    Chunking { chunk_len: len, shortest: SHORTEST_DECODE_CHUNK_LEN, max_q_len: u32::MAX }
+    Chunking { by, chunk_len: len, shortest: SHORTEST_DECODE_CHUNK_LEN, max_q_len: u32::MAX }
 }
 
 /// Room for the ranges of a plan of at most so many tiles: each block of the grid reads the range of its number,

@@ -31,6 +31,13 @@ fn the_plain_kernels_pass_the_suite() {
 }
 
 #[test]
+fn cut_by_the_whole_batch_it_passes_all_but_invariance() {
+    if support::has_gpu() {
+        support::demand("conformance-free", &host::run(&SMOKE, attn_cuda::host_free_entry().create));
+    }
+}
+
+#[test]
 fn the_checked_kernels_pass_the_suite() {
     if support::has_gpu() {
         support::demand("conformance-checked", &host::run(&SMOKE, support::create_checked));

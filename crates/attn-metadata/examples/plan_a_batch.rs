@@ -2,7 +2,7 @@
 
 #![allow(clippy::print_stdout)]
 
-use attn_metadata::plan::{Chunking, Plan, PlanConfig, PlanReport, Sharing};
+use attn_metadata::plan::{Chunking, CutBy, Plan, PlanConfig, PlanReport, Sharing};
 use attn_metadata::{Batch, HeadShape, Layer, LayerParams, ModelSpec, PoolShape, RawBatch};
 use kvpool::{Dtype, KvDtype, PageSize};
 
@@ -33,7 +33,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let config = PlanConfig {
         tile_len: 16,
-        chunking: Chunking { chunk_len: 2048, shortest: 2048, max_q_len: 16 },
+        chunking: Chunking { by: CutBy::Request, chunk_len: 2048, shortest: 2048, max_q_len: 16 },
         num_workers: 4,
         sharing: Sharing::Even,
         unit_overhead: 64,

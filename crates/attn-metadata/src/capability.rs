@@ -7,7 +7,7 @@ use kvpool::{Dtype, KvDtype, PageSize};
 use crate::layer::HeadShape;
 use crate::model::ModelSpec;
 
-/// Something beyond plain causal attention that a backend may or may not do.
+/// Something beyond plain causal attention that a backend may or may not do, or promise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Feature {
@@ -31,11 +31,14 @@ pub enum Feature {
     Graphs,
     /// Values that are columns of the keys: latent caches.
     ValuesInKeys,
+    /// A request's bits depend on nothing but the request: not on its batch-mates, nor on the number of workers. No layer
+    /// asks for it; who wants it looks for it here.
+    BatchInvariant,
 }
 
 impl Feature {
     /// Every feature, in display order.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Full,
         Self::Window,
         Self::Softcap,
@@ -46,6 +49,7 @@ impl Feature {
         Self::Extend,
         Self::Graphs,
         Self::ValuesInKeys,
+        Self::BatchInvariant,
     ];
 
     /// Short name for tables and messages.
@@ -62,6 +66,7 @@ impl Feature {
             Self::Extend => "extend",
             Self::Graphs => "graphs",
             Self::ValuesInKeys => "values in keys",
+            Self::BatchInvariant => "batch invariant",
         }
     }
 }

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use attn_metadata::plan::{Chunking, Plan, PlanConfig, Sharing, Unit, workspace_requirement};
+use attn_metadata::plan::{Chunking, CutBy, Plan, PlanConfig, Sharing, Unit, workspace_requirement};
 use attn_metadata::{Batch, BatchLimits, HeadShape, PlanGroup, PoolShape, RawBatch};
 use kvpool::PageSize;
 use proptest::prelude::*;
@@ -84,11 +84,10 @@ fn covered(plan: &Plan, lens: &[(u32, u32)], group: &PlanGroup) -> HashMap<(u32,
 }
 
 fn config() -> impl Strategy<Value = PlanConfig> {
+    let by = prop_oneof![Just(CutBy::Request), Just(CutBy::Batch)];
     let chunking =
-        (prop_oneof![1..40u32, Just(u32::MAX)], 1..9u32, 0..6u32).prop_map(|(chunk_len, part, max_q_len)| Chunking {
-            chunk_len,
-            shortest: (chunk_len / part).max(1),
-            max_q_len,
+        (by, prop_oneof![1..40u32, Just(u32::MAX)], 1..9u32, 0..6u32).prop_map(|(by, chunk_len, part, max_q_len)| {
+            Chunking { by, chunk_len, shortest: (chunk_len / part).max(1), max_q_len }
         });
     let sharing = prop_oneof![Just(Sharing::Even), Just(Sharing::Guided), Just(Sharing::LongestTile)];
     (1..20u32, chunking, 1..9u32, sharing, 0..50u32).prop_map(
@@ -100,6 +99,10 @@ fn config() -> impl Strategy<Value = PlanConfig> {
             unit_overhead,
         },
     )
+}
+
+fn cut_by(by: CutBy, config: PlanConfig) -> PlanConfig {
+    PlanConfig { chunking: Chunking { by, ..config.chunking }, ..config }
 }
 
 fn unit_cost(plan: &Plan, unit: Unit) -> u64 {
@@ -159,6 +162,7 @@ proptest! {
     fn a_request_is_cut_the_same_whatever_its_neighbours(
         config in config(), group in group(), lens in lens(), workers in 1..9u32, padding in 0..4u32,
     ) {
+        let config = cut_by(CutBy::Request, config);
         let plan = plan_of(config, group, &batch(&lens, padding));
         for (request, one) in (0u32..).zip(&lens) {
             let config = PlanConfig { num_workers: workers, ..config };
@@ -253,8 +257,9 @@ proptest! {
     #[test]
     fn short_requests_have_two_chunks_or_the_shortest(config in config(), lens in lens()) {
         let group = PlanGroup::plain(HeadShape::new(2, 1, 8), false, None);
+        let config = cut_by(CutBy::Request, config);
         let plan = plan_of(config, group, &batch(&lens, 0));
-        let Chunking { chunk_len, shortest, max_q_len } = config.chunking;
+        let Chunking { chunk_len, shortest, max_q_len, .. } = config.chunking;
         for tile in plan.tiles() {
             let (q_len, kv_len) = lens[tile.request as usize];
             if q_len > max_q_len {
@@ -268,13 +273,54 @@ proptest! {
     }
 }
 
+/// What the CUDA backend decodes with on 132 multiprocessors, cut either way.
+fn decode_config(by: CutBy) -> PlanConfig {
+    PlanConfig {
+        tile_len: 4,
+        chunking: Chunking { by, chunk_len: 512, shortest: 128, max_q_len: u32::MAX },
+        num_workers: 396,
+        sharing: Sharing::Guided,
+        unit_overhead: 64,
+    }
+}
+
+#[test]
+fn cut_by_the_batch_there_are_fewer_states_and_no_worse_balance() {
+    let group = PlanGroup::plain(HeadShape::new(32, 8, 128), true, None);
+    let skewed: Vec<(u32, u32)> = [(1, 65_536)].into_iter().chain([(1, 1024); 15]).collect();
+    for (lens, most) in [(vec![(1, 4096); 64], 0.4), (vec![(1, 131_072)], 0.25), (skewed, 0.9)] {
+        let plans = [CutBy::Batch, CutBy::Request].map(|by| plan_of(decode_config(by), group, &batch(&lens, 0)));
+        let [free, fixed] = plans.each_ref().map(Plan::num_partial_rows);
+        assert!(
+            (free as f64) < most * fixed as f64,
+            "{free} rows of partial states, {fixed} cut by requests: {lens:?}"
+        );
+        // Rounds of the longest units, over what each worker would have at best.
+        let [free, fixed] = plans.each_ref().map(|plan| {
+            let longest = plan.ranges().iter().flat_map(|r| plan.units(r)).map(|u| unit_cost(plan, u)).max().unwrap();
+            (plan.num_units().div_ceil(396) * longest * 396) as f64 / plan.total_cost() as f64
+        });
+        assert!(free < 1.25 && free < 1.05 * fixed, "{free} rounds of the best, {fixed} cut by requests: {lens:?}");
+    }
+}
+
+#[test]
+fn cut_by_the_batch_a_request_depends_on_its_neighbours() {
+    let group = PlanGroup::plain(HeadShape::new(32, 8, 128), true, None);
+    let num_chunks = |count: usize| {
+        plan_of(decode_config(CutBy::Batch), group, &batch(&vec![(1, 4096); count], 0)).tiles()[0].num_chunks
+    };
+    assert!(num_chunks(1) > num_chunks(64), "{} and {}", num_chunks(1), num_chunks(64));
+    assert_eq!(num_chunks(396), 1, "enough requests fill the workers as they are");
+}
+
 #[test]
 fn a_skewed_batch_balances() {
     let mut lens = vec![(1, 64); 63];
     lens.push((1, 100_000));
     let config = PlanConfig {
         tile_len: 16,
-        chunking: Chunking { chunk_len: 512, shortest: 512, max_q_len: 8 },
+        chunking: Chunking { by: CutBy::Request, chunk_len: 512, shortest: 512, max_q_len: 8 },
         num_workers: 8,
         sharing: Sharing::Even,
         unit_overhead: 64,

@@ -4,7 +4,7 @@
 
 use std::alloc::System;
 
-use attn_metadata::plan::{Chunking, Plan, PlanConfig, Sharing};
+use attn_metadata::plan::{Chunking, CutBy, Plan, PlanConfig, Sharing};
 use attn_metadata::{Batch, HeadShape, PlanGroup, PoolShape, RawBatch, SubBatch};
 use kvpool::{PageSize, Slot};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
@@ -50,7 +50,7 @@ fn batches_sub_batches_and_plans_do_not_allocate_once_warm() {
     let pool = PoolShape { num_pages: 1 << 16, page_size: PageSize::new(16).unwrap() };
     let config = PlanConfig {
         tile_len: 16,
-        chunking: Chunking { chunk_len: 256, shortest: 256, max_q_len: 16 },
+        chunking: Chunking { by: CutBy::Request, chunk_len: 256, shortest: 256, max_q_len: 16 },
         num_workers: 8,
         sharing: Sharing::Even,
         unit_overhead: 32,

@@ -17,6 +17,8 @@ const ROWS: &[fn() -> BackendEntry<Host>] = &[
     attn_cuda::host_portable_entry,
     #[cfg(feature = "cuda")]
     attn_cuda::host_plain_entry,
+    #[cfg(feature = "cuda")]
+    attn_cuda::host_free_entry,
     attn_sparse::entry,
     attn_sparse::oracle_entry,
     attn_sparse::page_table_entry,
@@ -35,7 +37,12 @@ pub fn host_registry() -> Registry<Host> {
 #[cfg(feature = "cuda")]
 #[must_use]
 pub fn cuda_registry() -> Registry<attn_cuda::Cuda> {
-    Registry::new(vec![attn_cuda::entry(), attn_cuda::portable_entry(), attn_cuda::plain_entry()])
+    Registry::new(vec![
+        attn_cuda::entry(),
+        attn_cuda::portable_entry(),
+        attn_cuda::plain_entry(),
+        attn_cuda::free_entry(),
+    ])
 }
 
 /// Chooses and makes a backend: `choice` is a name, a pair `"prefill,decode"` or `"auto"`.

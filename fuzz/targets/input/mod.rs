@@ -1,7 +1,7 @@
 //! Numbers out of bytes: often in range, so that deep checks are reached, and often at the edges.
 
 use arbitrary::{Arbitrary, Unstructured};
-use attn_metadata::plan::{Chunking, PlanConfig};
+use attn_metadata::plan::{Chunking, CutBy, PlanConfig, Sharing};
 use attn_metadata::{HeadShape, PlanGroup, PoolShape, RawBatch};
 use kvpool::{PageSize, Slot};
 
@@ -169,10 +169,13 @@ impl Input {
         PlanConfig {
             tile_len: u32::from(plan.tile_len).max(1),
             chunking: Chunking {
+                by: if plan.causal { CutBy::Request } else { CutBy::Batch },
                 chunk_len: plan.chunk_len.0.cast_unsigned().max(1),
+                shortest: plan.chunk_len.0.cast_unsigned().max(2) / 2,
                 max_q_len: u32::from(plan.max_q_len),
             },
             num_workers: u32::from(plan.num_workers % 16) + 1,
+            sharing: [Sharing::Even, Sharing::Guided, Sharing::LongestTile][usize::from(plan.num_workers / 16) % 3],
             unit_overhead: u32::from(plan.unit_overhead),
         }
     }

@@ -1,6 +1,6 @@
 //! What a result may not depend on: the run, the neighbours, the workers, the layer before, a hybrid. All exact.
 
-use attn_metadata::{HostDevice, HybridBackend, LayerParams};
+use attn_metadata::{AttentionBackend, Feature, Host, HostDevice, HybridBackend, LayerParams};
 use kvpool::{Dtype, KvDtype};
 
 use super::context::{Context, roomy, with_queries};
@@ -54,8 +54,15 @@ fn with_neighbours(case: &mut Case, rng: &mut Rng) {
     case.requests.push(RequestShape { q_len: 1, kv_len: 1 });
 }
 
+/// Checks of what only batch-invariant backends promise stop here for others.
+fn require_invariance(backend: &dyn AttentionBackend<Host>) -> Result<(), Stop> {
+    let promises = backend.capabilities().features.contains(Feature::BatchInvariant);
+    if promises { Ok(()) } else { Err(Stop::Skipped("not batch invariant".to_owned())) }
+}
+
 fn alone(context: &Context<'_>, case: &Case) -> Result<f64, Stop> {
     let mut backend = context.backend(case)?;
+    require_invariance(&*backend)?;
     let mut run = |build: Build| {
         let problem = Problem::build(case, build);
         crate::harness::run(&problem, &mut *backend).map(|run| (problem, run))
@@ -101,6 +108,7 @@ fn with_split(case: &mut Case, rng: &mut Rng) {
 }
 
 fn threads(context: &Context<'_>, case: &Case) -> Result<f64, Stop> {
+    require_invariance(&*context.backend(case)?)?;
     let problem = Problem::new(case);
     let first = context.run(&problem)?;
     for num_threads in [Some(1), Some(2), Some(3), Some(7), None] {
@@ -135,6 +143,7 @@ fn layers(context: &Context<'_>, case: &Case) -> Result<f64, Stop> {
 }
 
 fn hybrid(context: &Context<'_>, case: &Case) -> Result<f64, Stop> {
+    require_invariance(&*context.backend(case)?)?;
     let problem = Problem::new(case);
     let plain = context.run(&problem)?;
     for max_decode_q_len in [1, 4] {

@@ -24,6 +24,19 @@ fn a_sound_backend_passes() {
 }
 
 #[test]
+fn what_a_backend_does_not_promise_is_not_demanded() {
+    let free = |config: &BackendConfig<Host>| -> Result<BoxedBackend<Host>, CreateError> {
+        Ok(Box::new(Mini::new(config, Some(Fault::BitsDependOnBatch))?.without_invariance()))
+    };
+    let report = host::run(&Suite::smoke(), free);
+    report.assert_passed();
+    for name in ["alone", "threads", "hybrid"] {
+        let check = report.checks.iter().find(|check| check.name == name).expect("the check is in the report");
+        assert_eq!(check.passed, 0, "{name} asks for what was not promised: {report}");
+    }
+}
+
+#[test]
 fn every_planted_fault_is_noticed_by_each_check_that_is_about_it() {
     // Panics of faulty backends are caught by the suite; their messages are not news here.
     std::panic::set_hook(Box::new(|_| {}));

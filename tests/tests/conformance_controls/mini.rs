@@ -5,7 +5,7 @@ use std::sync::Arc;
 use attn_metadata::plan::PlanReport;
 use attn_metadata::{
     AttentionBackend, BackendConfig, Batch, BatchLimits, Bucket, Capabilities, CaptureError, CaptureLimits,
-    CreateError, Host, Io, Kv, Lse, ModelSpec, PoolShape, PrepareError, Prepared, RunError, Steps, SubBatch,
+    CreateError, Feature, Host, Io, Kv, Lse, ModelSpec, PoolShape, PrepareError, Prepared, RunError, Steps, SubBatch,
     check_batch, check_io,
 };
 use kvpool::{HostKv, HostSliceMut, HostTensor, HostTensorMut, Slot};
@@ -45,6 +45,12 @@ impl Mini {
             runs: 0,
             fault,
         })
+    }
+
+    /// The same, which says that its bits may depend on the batch.
+    pub(crate) fn without_invariance(mut self) -> Self {
+        self.capabilities.features.set(Feature::BatchInvariant, false);
+        self
     }
 
     fn has(&self, fault: Fault) -> bool {

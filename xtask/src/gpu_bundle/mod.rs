@@ -1,6 +1,6 @@
 //! `cargo xtask gpu-bundle`: what a machine with a GPU and a driver, and nothing else, needs to test and to measure.
 //!
-//! Stripped binaries (`attn`, every test binary of attn-cuda), workload files, and `run.sh`, which runs them there. With
+//! Stripped binaries (`attn`, every test binary of attn-cuda, the test of `attn replay`), workload files, and `run.sh`, which runs them there. With
 //! `--with-model` also a real model and `attn` with the model runner.
 
 use std::fs;
@@ -41,11 +41,15 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<bool> {
     let attn = build(workspace, &attn, &commit)?;
     let tests = build(workspace, &["test", "--package", "attn-cuda", "--no-run"], &commit)?;
     ensure!(!attn.is_empty() && tests.len() > 1, "cargo named {} binaries and {} tests", attn.len(), tests.len());
+    let replay = ["test", "--package", "engine", "--no-default-features", "--features", features, "--test", "attn"];
+    let replay = build(workspace, &[&replay[..], &["--no-run"]].concat(), &commit)?;
+    let replay = replay.iter().find(|binary| binary.is_test).context("cargo named no test of the command line")?;
 
     let bundle = Bundle::create(workspace.path(&args.out))?;
     for binary in &attn {
         bundle.copy(&binary.path, &format!("bin/{}", binary.name))?;
     }
+    bundle.copy(&replay.path, "replay/attn")?;
     for test in &tests {
         bundle.copy(&test.path, &format!("tests/{}", test.name))?;
     }
@@ -86,6 +90,7 @@ fn commit(workspace: &Workspace) -> Result<String> {
 struct Binary {
     name: String,
     path: PathBuf,
+    is_test: bool,
 }
 
 /// Runs cargo in the bundle's profile and returns the executables that it names. `attn` is told its commit.
@@ -103,7 +108,8 @@ fn executables(messages: &str) -> Vec<Binary> {
     let messages = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let binary = |message: Value| {
         let path = PathBuf::from(message["executable"].as_str()?);
-        Some(Binary { name: message["target"]["name"].as_str()?.replace('-', "_"), path })
+        let name = message["target"]["name"].as_str()?.replace('-', "_");
+        Some(Binary { name, path, is_test: message["profile"]["test"].as_bool().unwrap_or(false) })
     };
     messages.filter_map(binary).collect()
 }

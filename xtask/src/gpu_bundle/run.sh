@@ -4,13 +4,14 @@ set -u
 
 usage() {
   cat <<'TEXT'
-usage: ./run.sh suite|sanitizer|bench|model|all [options]
+usage: ./run.sh suite|sanitizer|replay|bench|model|all [options]
 
   suite      every test binary of attn-cuda, all at once
   sanitizer  a sample over every kernel under compute-sanitizer: memcheck, racecheck, synccheck, initcheck
+  replay     attn replay on the GPU: 200 random problems against the oracle, every spoilt file refused
   bench      attn bench on the workloads of bench/, charts included
   model      a real model's greedy tokens and logits with attention on the GPU (bundles made with --with-model)
-  all        suite, sanitizer, bench, and model where there is one
+  all        suite, sanitizer, replay, bench, and model where there is one
 
   --out DIR        where logs and JSON go (default: results)
   --limit SECONDS  most that one step may take (default: 540)
@@ -25,7 +26,7 @@ TEXT
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 task=${1:-}
 case $task in
-  suite | sanitizer | bench | model | all) shift ;;
+  suite | sanitizer | replay | bench | model | all) shift ;;
   -h | --help) usage && exit 0 ;;
   *) usage >&2 && exit 2 ;;
 esac
@@ -105,6 +106,13 @@ run_sanitizer() {
   done
 }
 
+run_replay() {
+  export ATTN_TEST_PROGRAM=$here/bin/attn ATTN_TEST_BACKEND=cuda ATTN_TEST_DIR=$out/replay-files
+  step replay "$here/replay/attn" replay_random:: refusals:: --nocapture
+  # Thousands of small files that nobody reads again.
+  if grep -q "test result: ok" "$out/replay.log"; then rm -rf "$ATTN_TEST_DIR"; fi
+}
+
 run_bench() {
   step bench "$here/bin/attn" bench --attention-backend cuda --workloads "$here/bench/workloads.json" \
     --workloads "$here/bench/gpu-moves.json" --json "$out/bench.json" ${filter:+--filter "$filter"} \
@@ -145,11 +153,13 @@ step doctor "$here/bin/attn" doctor
 case $task in
   suite) run_suite ;;
   sanitizer) run_sanitizer ;;
+  replay) run_replay ;;
   bench) run_bench ;;
   model) run_model ;;
   all)
     run_suite
     run_sanitizer
+    run_replay
     run_bench
     if [ -e "$here/model/name" ]; then run_model; fi
     ;;

@@ -6,7 +6,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::{Plan, Sharing, Unit};
+use super::{CutBy, Plan, Sharing, Unit};
 use crate::batch::Batch;
 use crate::model::{ModelSpec, PlanGroup};
 
@@ -52,6 +52,8 @@ pub struct GroupReport {
     pub num_tiles: usize,
     /// Units: (tile, KV head, chunk).
     pub num_units: u64,
+    /// Whether a request is cut the same in every batch, so that its bits are the same.
+    pub is_batch_invariant: bool,
     /// Tiles whose result is merged from partial states.
     pub num_split_tiles: usize,
     /// Ranges that the units are shared out in.
@@ -141,6 +143,7 @@ fn group_report(
         tile_len: plan.config().tile_len,
         num_tiles: plan.tiles().len(),
         num_units: plan.num_units(),
+        is_batch_invariant: plan.config().chunking.by == CutBy::Request,
         num_split_tiles: plan.tiles().iter().filter(|t| t.is_split()).count(),
         num_workers: plan.config().num_workers as usize,
         imbalance: imbalance(plan),
@@ -245,7 +248,8 @@ impl fmt::Display for PlanReport {
 impl fmt::Display for GroupReport {
     #[expect(clippy::cast_precision_loss, reason = "figures for people")]
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{}: {} layers, {}, {}", self.backend, self.num_layers, self.heads, self.mask)?;
+        let free = if self.is_batch_invariant { "" } else { ", cut by the whole batch" };
+        writeln!(f, "{}: {} layers, {}, {}{free}", self.backend, self.num_layers, self.heads, self.mask)?;
         writeln!(
             f,
             "  {} requests -> {} tiles of up to {} tokens ({} split) -> {} units on {} workers, imbalance {:.2}",

@@ -2,16 +2,30 @@
 
 use std::ops::Range;
 
+use super::balance::balanced_chunk_len;
 use crate::batch::{Batch, Request};
 use crate::model::PlanGroup;
 
-/// How a request's KV is cut into chunks: a function of the request alone.
+/// What the length of a request's chunks depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CutBy {
+    /// The request alone: so do its bits.
+    Request,
+    /// The whole batch and the number of workers: chunks as long as they may be while all workers are done at about the
+    /// same time. Far fewer partial states, and other bits in another batch.
+    Batch,
+}
+
+/// How a request's KV is cut into chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chunking {
-    /// Tokens of a chunk, ≥ 1; chunk boundaries are its multiples. `u32::MAX`: one chunk, however long.
+    /// What the length depends on.
+    pub by: CutBy,
+    /// Tokens of a chunk, ≥ 1; chunk boundaries are its multiples. `u32::MAX`: one chunk, however long. Not used where
+    /// the batch decides.
     pub chunk_len: u32,
     /// Chunks of requests that see fewer tokens are halved until there are two of them, or until they are this long;
-    /// `chunk_len`: never.
+    /// `chunk_len`: never. Where the batch decides, lengths are multiples of it.
     pub shortest: u32,
     /// Requests with more query tokens than this are not cut: their tiles keep the workers busy.
     pub max_q_len: u32,
@@ -55,18 +69,29 @@ impl PlanConfig {
     /// A tile for each query token, its KV in one chunk, one worker: for backends that have nothing to plan.
     pub const UNCUT: Self = Self {
         tile_len: 1,
-        chunking: Chunking { chunk_len: u32::MAX, shortest: u32::MAX, max_q_len: u32::MAX },
+        chunking: Chunking { by: CutBy::Request, chunk_len: u32::MAX, shortest: u32::MAX, max_q_len: u32::MAX },
         num_workers: 1,
         sharing: Sharing::Even,
         unit_overhead: 0,
     };
 
-    /// Chunk length for a request of `q_len` query tokens that see `visible` KV tokens, all of them together.
+    /// Chunk length for a request of `q_len` query tokens that see `visible` KV tokens, all of them together; `target`
+    /// is what the batch asks for, [`Plan::batch_chunk_len`].
     #[must_use]
-    pub const fn chunk_len(&self, q_len: u32, visible: u32) -> u32 {
-        let Chunking { chunk_len, shortest, max_q_len } = self.chunking;
+    pub const fn chunk_len(&self, q_len: u32, visible: u32, target: u32) -> u32 {
+        let Chunking { by, chunk_len, shortest, max_q_len } = self.chunking;
         if q_len > max_q_len {
             return u32::MAX;
+        }
+        if matches!(by, CutBy::Batch) {
+            // As many chunks as the target makes, of about the same length.
+            let num_chunks = if visible <= target { 1 } else { visible.div_ceil(target) };
+            let len = visible.div_ceil(num_chunks).checked_next_multiple_of(shortest);
+            return match len {
+                Some(0) => shortest,
+                Some(len) => len,
+                None => u32::MAX,
+            };
         }
         let mut len = chunk_len;
         while len > shortest && visible <= len {
@@ -162,6 +187,8 @@ pub struct Plan {
     group: PlanGroup,
     tiles: Vec<Tile>,
     ranges: Vec<WorkRange>,
+    /// Chunk length that the batch asks for.
+    batch_chunk_len: u32,
     /// Scratch of [`Sharing::LongestTile`].
     buckets: Vec<u32>,
     num_units: u64,
@@ -183,6 +210,7 @@ impl Plan {
             group,
             tiles: Vec::new(),
             ranges: Vec::new(),
+            batch_chunk_len: u32::MAX,
             buckets: Vec::new(),
             num_units: 0,
             num_partial_rows: 0,
@@ -194,6 +222,9 @@ impl Plan {
     pub fn update(&mut self, batch: &Batch) {
         self.tiles.clear();
         (self.num_units, self.num_partial_rows, self.total_cost) = (0, 0, 0);
+        if self.config.chunking.by == CutBy::Batch {
+            self.batch_chunk_len = balanced_chunk_len(&self.config, &self.group, batch);
+        }
         for (index, request) in (0u32..).zip(batch.requests()) {
             self.cut_request(index, request);
         }
@@ -215,6 +246,12 @@ impl Plan {
     #[must_use]
     pub const fn group(&self) -> &PlanGroup {
         &self.group
+    }
+
+    /// Chunk length that the last batch asked for; `u32::MAX` where lengths do not depend on it.
+    #[must_use]
+    pub const fn batch_chunk_len(&self) -> u32 {
+        self.batch_chunk_len
     }
 
     /// The query tiles, request by request.
@@ -265,7 +302,7 @@ impl Plan {
             0 => (0, 0),
             q_len => visible(&self.group, request, 0, q_len),
         };
-        let chunk_len = self.config.chunk_len(request.q_len, last - first);
+        let chunk_len = self.config.chunk_len(request.q_len, last - first, self.batch_chunk_len);
         let mut q_begin = 0;
         while q_begin < request.q_len {
             let q_len = self.config.tile_len.min(request.q_len - q_begin);
@@ -421,7 +458,7 @@ impl Plan {
 }
 
 /// KV tokens that any of a run of query tokens sees, by the causal mask and the window.
-fn visible(group: &PlanGroup, request: &Request, q_begin: u32, q_len: u32) -> (u32, u32) {
+pub(super) fn visible(group: &PlanGroup, request: &Request, q_begin: u32, q_len: u32) -> (u32, u32) {
     let kv_len = i64::from(request.kv_len);
     let (first, last) = (request.position(q_begin), request.position(q_begin + q_len - 1));
     let end = if group.causal { (last + 1).clamp(0, kv_len) } else { kv_len };

@@ -5,7 +5,8 @@
 
 use std::ops::Range;
 
-use super::{Plan, PlanConfig};
+use super::balance::MAX_UNITS_PER_WORKER;
+use super::{CutBy, Plan, PlanConfig};
 use crate::backend::BatchLimits;
 use crate::model::PlanGroup;
 
@@ -57,21 +58,46 @@ const fn align(bytes: u64) -> u64 {
     }
 }
 
-/// The workspace that any batch within the limits fits into, for one plan group. Pure and monotone in the limits.
+/// Chunks that a tile of any batch within the limits has, at most, for one plan group. Monotone in `max_kv_len`.
 #[must_use]
-pub fn workspace_requirement(config: &PlanConfig, group: &PlanGroup, limits: &BatchLimits) -> WorkspaceLayout {
-    let visible = group.window_left.map_or(limits.max_kv_len, |w| {
+pub fn max_chunks(config: &PlanConfig, group: &PlanGroup, max_kv_len: u32) -> u64 {
+    let visible = group.window_left.map_or(max_kv_len, |w| {
         // A tile's first query sees w tokens before itself, its last query tile_len - 1 tokens after that.
         let span = if group.causal { w.saturating_add(config.tile_len) } else { u32::MAX };
-        span.min(limits.max_kv_len)
+        span.min(max_kv_len)
     });
     // A run of tokens that starts inside a chunk touches one chunk more than its length needs.
     let straddle = u64::from(group.window_left.is_some());
-    // What is shorter than a chunk is cut in two where chunks may be shorter.
-    let halved = if visible > config.chunking.shortest { 2 } else { 1 };
-    let max_chunks = u64::from(visible.div_ceil(config.chunking.chunk_len)).max(halved) + straddle;
-    let rows = u64::from(limits.max_rows) * u64::from(group.heads.num_qo_heads);
-    let partial_rows = if max_chunks > 1 { rows.saturating_mul(max_chunks) } else { 0 };
+    let shortest = config.chunking.shortest;
+    let chunks = match config.chunking.by {
+        // What is shorter than a chunk is cut in two where chunks may be shorter.
+        CutBy::Request => {
+            let halved = if visible > shortest { 2 } else { 1 };
+            u64::from(visible.div_ceil(config.chunking.chunk_len)).max(halved)
+        }
+        CutBy::Batch => u64::from(visible.div_ceil(shortest)),
+    };
+    chunks + straddle
+}
+
+/// The workspace that any batch within the limits fits into, for one plan group. Pure and monotone in the limits.
+#[must_use]
+pub fn workspace_requirement(config: &PlanConfig, group: &PlanGroup, limits: &BatchLimits) -> WorkspaceLayout {
+    let max_chunks = max_chunks(config, group, limits.max_kv_len);
+    let heads = u64::from(group.heads.num_qo_heads);
+    let rows = u64::from(limits.max_rows) * heads;
+    let mut partial_rows = if max_chunks > 1 { rows.saturating_mul(max_chunks) } else { 0 };
+    if config.chunking.by == CutBy::Batch {
+        // Units that a share of the batch fills, and for each tile one that it does not, or two where it begins inside.
+        let num_tiles = u64::from(limits.max_requests) + u64::from(limits.max_rows / config.tile_len);
+        let straddle = u64::from(group.window_left.is_some());
+        let filled = u64::from(config.num_workers) * u64::from(MAX_UNITS_PER_WORKER);
+        let ends = num_tiles.min(u64::from(limits.max_rows)) * (1 + straddle);
+        // A tile's chunk is a unit of every KV head.
+        let chunks = filled.div_ceil(u64::from(group.heads.num_kv_heads)) + ends;
+        let tile_rows = heads * u64::from(config.tile_len.min(limits.max_rows));
+        partial_rows = partial_rows.min(chunks.saturating_mul(tile_rows));
+    }
     WorkspaceLayout::new(partial_rows, group.heads.head_dim_vo)
 }
 

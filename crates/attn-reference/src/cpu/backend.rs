@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use attn_metadata::plan::{Chunking, Plan, PlanConfig, PlanReport, Sharing};
+use attn_metadata::plan::{Chunking, CutBy, Plan, PlanConfig, PlanReport, Sharing};
 use attn_metadata::{
     AttentionBackend, BackendConfig, BackendEntry, Batch, BatchLimits, Bucket, Capabilities, CaptureError,
     CaptureLimits, CreateError, DimRule, FeatureSet, Host, HostDevice, Io, ModelSpec, PLAIN, PlanGroup, PoolShape,
@@ -103,7 +103,12 @@ fn plan_config(group: &PlanGroup, num_workers: u32) -> PlanConfig {
     let narrow = |x: usize| u32::try_from(x).expect("a small constant");
     PlanConfig {
         tile_len: (narrow(UNIT_ROWS) / group.heads.group_size()).max(1),
-        chunking: Chunking { chunk_len: narrow(CHUNK_LEN), shortest: narrow(CHUNK_LEN), max_q_len: MAX_SPLIT_Q_LEN },
+        chunking: Chunking {
+            by: CutBy::Request,
+            chunk_len: narrow(CHUNK_LEN),
+            shortest: narrow(CHUNK_LEN),
+            max_q_len: MAX_SPLIT_Q_LEN,
+        },
         num_workers,
         sharing: Sharing::Even,
         unit_overhead: 64,

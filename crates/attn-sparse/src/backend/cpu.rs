@@ -80,7 +80,7 @@ pub const fn page_table_entry() -> BackendEntry<Host> {
 
 fn capabilities() -> Capabilities {
     let dims = SizeRule::UpTo(Limits::CPU.max_dim);
-    let features = [Feature::Lse, Feature::Extend, Feature::Graphs, Feature::ValuesInKeys];
+    let features = [Feature::Lse, Feature::Extend, Feature::Graphs, Feature::ValuesInKeys, Feature::BatchInvariant];
     Capabilities {
         families: vec![SPARSE],
         q_dtypes: Dtype::ALL.to_vec(),

@@ -35,7 +35,7 @@ pub const fn entry() -> BackendEntry<Host> {
 
 fn capabilities() -> Capabilities {
     let any = SizeRule::UpTo(u32::MAX);
-    let features = [Feature::Lse, Feature::Extend, Feature::Graphs, Feature::ValuesInKeys];
+    let features = [Feature::Lse, Feature::Extend, Feature::Graphs, Feature::ValuesInKeys, Feature::BatchInvariant];
     Capabilities {
         families: vec![SPARSE],
         q_dtypes: Dtype::ALL.to_vec(),

@@ -23,7 +23,7 @@ mod workload;
 pub use ceilings::{Ceilings, gemm_gflops, read_gbs};
 pub use cpu::{BenchError, CpuOptions, compare, cpu_workloads, workloads_named};
 #[cfg(feature = "cuda")]
-pub use gpu::{GpuEnvironment, GpuOptions, measure_on_gpu};
+pub use gpu::{GpuBackend, GpuEnvironment, GpuOptions, measure_on_gpu};
 pub use measure::{Measured, Reps, Subject, median};
 pub use peer::{PeerError, run_peer};
 pub use peers::add_peers;

@@ -18,7 +18,8 @@ pub fn add_peers(results: &mut Results, peers: &Results) {
     }
     let mut rows = Vec::new();
     for ours in &mut results.results {
-        let Some(our_ms) = ours.ms else { continue };
+        // What has a ratio already was measured beside ours.
+        let Some(our_ms) = ours.ms.filter(|_| ours.ratio.is_none()) else { continue };
         let of_workload = peers.results.iter().filter(|row| row.workload == ours.workload && is_right(row));
         let mut theirs: Vec<ResultRow> = of_workload.cloned().collect();
         theirs.iter_mut().for_each(|row| row.ratio = row.ms.map(|ms| ms / our_ms));

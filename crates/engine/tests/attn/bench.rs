@@ -121,7 +121,8 @@ fn results_that_cannot_be_drawn_are_refused() {
 fn the_charts_of_the_readme_are_made_of_the_result_files_beside_them() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let readme = fs::read_to_string(root.join("README.md")).unwrap();
-    let charts: Vec<&str> = readme.split("](").filter_map(|rest| rest.split(')').next()?.strip_suffix(".svg")).collect();
+    let charts: Vec<&str> =
+        readme.split("](").filter_map(|rest| rest.split(')').next()?.strip_suffix(".svg")).collect();
     assert_eq!(charts, ["docs/bench/gpu-h200", "docs/bench/cpu"]);
     let made = fresh_dir("charts").join("chart.svg");
     for chart in charts {

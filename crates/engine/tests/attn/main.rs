@@ -7,5 +7,6 @@ mod commands;
 mod refusals;
 mod replay;
 mod replay_mla;
+mod replay_random;
 mod support;
 mod vectors;

@@ -10,9 +10,16 @@ use half::{bf16, f16};
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, View};
 
+/// The backend that these tests are run on, where it is not the usual one; elsewhere than where they were built also
+/// `ATTN_TEST_PROGRAM` says where `attn` is, and `ATTN_TEST_DIR` where files go.
+pub fn backend() -> Option<String> {
+    std::env::var("ATTN_TEST_BACKEND").ok()
+}
+
 /// Runs `attn`.
 pub fn attn<S: AsRef<std::ffi::OsStr>>(args: &[S]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_attn"));
+    let program = std::env::var_os("ATTN_TEST_PROGRAM").unwrap_or_else(|| env!("CARGO_BIN_EXE_attn").into());
+    let mut command = Command::new(program);
     command.args(args).stdin(Stdio::null()).output().expect("attn can be started")
 }
 
@@ -37,7 +44,8 @@ pub fn refused(output: &Output, code: i32, num_lines: usize) -> Vec<String> {
 
 /// An empty directory of one test.
 pub fn fresh_dir(name: &str) -> PathBuf {
-    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let dir = std::env::var_os("ATTN_TEST_DIR").unwrap_or_else(|| env!("CARGO_TARGET_TMPDIR").into());
+    let dir = Path::new(&dir).join(name);
     if dir.exists() {
         fs::remove_dir_all(&dir).unwrap();
     }
@@ -162,7 +170,8 @@ pub struct File {
 }
 
 impl File {
-    /// A small problem with everything in it: three requests that append, sinks, ALiBi and a custom mask.
+    /// A small problem with everything in it: three requests that append, sinks, ALiBi and a custom mask. Its widths are
+    /// such as every backend takes.
     pub fn good() -> Self {
         let mut random = Random(7);
         let mut float = |shape: &[usize]| {
@@ -170,11 +179,11 @@ impl File {
             Tensor::float(Dtype::F32, shape, &values)
         };
         let tensors = [
-            ("q", float(&[6, 4, 8])),
-            ("k", float(&[6, 2, 8])),
-            ("v", float(&[6, 2, 6])),
-            ("k_cache", float(&[7, 4, 2, 8])),
-            ("v_cache", float(&[7, 4, 2, 6])),
+            ("q", float(&[6, 4, 16])),
+            ("k", float(&[6, 2, 16])),
+            ("v", float(&[6, 2, 32])),
+            ("k_cache", float(&[7, 4, 2, 16])),
+            ("v_cache", float(&[7, 4, 2, 32])),
             ("sinks", float(&[4])),
             ("alibi_slopes", float(&[4])),
             ("qo_indptr", Tensor::i32(&[0, 3, 4, 6])),
@@ -201,7 +210,7 @@ impl File {
             ("softcap", "20.0"),
             ("k_scale", "1.0"),
             ("v_scale", "null"),
-            ("head_dim_vo", "6"),
+            ("head_dim_vo", "32"),
         ];
         let changed = |key: &str| changes.iter().find(|(name, _)| *name == key).map(|(_, text)| *text);
         let pairs = usual.iter().filter_map(|(key, text)| {

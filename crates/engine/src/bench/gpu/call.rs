@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use attn_cuda::device::{CudaKv, CudaTensor, CudaTensorMut, DeviceBuffer, Graph};
+use attn_cuda::device::{CudaKv, CudaTensor, CudaTensorMut, DeviceBuffer, DeviceError, Graph};
 use attn_cuda::{Cuda, CudaBackend, CudaDevice, Families};
 use attn_metadata::{AttentionBackend, BackendConfig, Batch, BatchLimits, Io, Kv, Layer, ModelSpec, Prepared};
 use kvpool::{Dtype, KvFormat, KvLayout, Values};
@@ -12,8 +12,8 @@ use rand::rngs::StdRng;
 use super::super::problem::{Parts, Tables, parts_of};
 use super::super::work::Work;
 use super::super::workload::Workload;
-use super::AnyError;
 use super::noise::Noise;
+use super::{AnyError, GpuBackend};
 
 /// Where queries, and new keys and values, begin among the random elements: odd, so that none is a row of the cache.
 pub(super) const Q_FIRST: usize = 12_345_677;
@@ -62,10 +62,13 @@ impl Call {
             None
         };
         let out_bytes = rows * heads.num_qo_heads as usize * heads.head_dim_vo as usize * dtype.size_bytes();
-        let mut out = DeviceBuffer::new(gpu, out_bytes, "tensors")?;
-        // NaN in every dtype: what is not written shows.
-        out.fill(0xff)?;
+        let out = DeviceBuffer::new(gpu, out_bytes, "tensors")?;
         Ok(Self { layer, batch, tables, is_append: workload.append, dtype, cache, q, new, out })
+    }
+
+    /// Overwrites the output with NaN, which it is in every dtype: what is not written shows.
+    pub(super) fn spoil(&mut self) -> Result<(), DeviceError> {
+        self.out.fill(0xff)
     }
 
     /// Fills the batch anew, as an engine does every step.
@@ -82,7 +85,7 @@ impl Call {
     }
 
     /// A backend for it.
-    pub(super) fn backend(&self, device: &CudaDevice, families: Families) -> Result<CudaBackend, AnyError> {
+    pub(super) fn backend(&self, device: &CudaDevice, kind: GpuBackend) -> Result<CudaBackend, AnyError> {
         let (dtype, page_size) = (self.format().dtype(), self.batch.page_size());
         let model = Arc::new(ModelSpec::new(vec![self.layer.clone()], self.dtype, dtype, page_size)?);
         let limits = BatchLimits {
@@ -91,7 +94,12 @@ impl Call {
             max_kv_len: self.batch.max_kv_len(),
         };
         let config = BackendConfig::<Cuda> { model, limits, device: device.clone() };
-        Ok(CudaBackend::with_families(&config, families)?)
+        Ok(match kind {
+            GpuBackend::Fast => CudaBackend::new(&config)?,
+            GpuBackend::Portable => CudaBackend::with_families(&config, Families::Portable)?,
+            GpuBackend::Plain => CudaBackend::with_families(&config, Families::Plain)?,
+            GpuBackend::Free => CudaBackend::free(&config)?,
+        })
     }
 
     /// Records the call as a graph: everything that it launches. `stores_alone`: nothing attends.

@@ -13,7 +13,7 @@ use std::error::Error;
 use std::time::Instant;
 
 use attn_cuda::device::{Device, DeviceBuffer, DeviceError, Graph};
-use attn_cuda::{CudaBackend, CudaDevice, Families};
+use attn_cuda::{CudaBackend, CudaDevice};
 use attn_metadata::{AttentionBackend, Prepared};
 use kvpool::{Dtype, KvFormat};
 
@@ -45,11 +45,46 @@ const SMALL_COPY_BYTES: usize = 64 << 20;
 /// Seed of the random elements.
 const SEED: u64 = 1;
 
+/// A backend for NVIDIA GPUs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum GpuBackend {
+    /// `cuda`.
+    #[default]
+    Fast,
+    /// `cuda-portable`: the kernels for every GPU.
+    Portable,
+    /// `cuda-plain`: the kernel for any shape does everything.
+    Plain,
+    /// `cuda-free`: requests are cut by what else is in the batch.
+    Free,
+}
+
+impl GpuBackend {
+    /// Its name in the registry.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Fast => "cuda",
+            Self::Portable => "cuda-portable",
+            Self::Plain => "cuda-plain",
+            Self::Free => "cuda-free",
+        }
+    }
+
+    /// The backend of a name.
+    #[must_use]
+    pub fn of_name(name: &str) -> Option<Self> {
+        [Self::Fast, Self::Portable, Self::Plain, Self::Free].into_iter().find(|kind| kind.name() == name)
+    }
+}
+
 /// How workloads are measured.
 #[derive(Clone, Debug)]
 pub struct GpuOptions {
-    /// Which kernels may be chosen.
-    pub families: Families,
+    /// The backend.
+    pub backend: GpuBackend,
+    /// Whether attention is measured with requests cut by the whole batch too, for the cost of not doing so.
+    pub with_free: bool,
     /// Rates that others measured in the same run: reading memory, multiplying matrices.
     pub ceilings: Option<Ceilings>,
     /// The command, for the record.
@@ -68,14 +103,9 @@ pub fn measure_on_gpu(
     progress: &mut dyn FnMut(&str),
 ) -> Result<Results, DeviceError> {
     let device = CudaDevice::open(0)?;
-    let system = match options.families {
-        Families::All => "cuda",
-        Families::Portable => "cuda-portable",
-        Families::Plain => "cuda-plain",
-    };
     progress("the copy rate");
     let flush = DeviceBuffer::new(&device.device, FLUSH_BYTES, "flushing the cache")?;
-    let mut session = Session { device, flush, noise: Vec::new(), families: options.families };
+    let mut session = Session { device, flush, noise: Vec::new() };
     let mut gpu = GpuEnvironment::of(&session.device.device, &options.command)?;
     gpu.copy_gbs = copy_gbs(&session.device.device)?;
     let small = session.small_copy_gbs()?;
@@ -84,14 +114,27 @@ pub fn measure_on_gpu(
     let mut results = Results { ceilings: Some(ceilings), gpu: Some(gpu), ..Results::default() };
     for workload in workloads {
         progress(&workload.name);
-        let row = match session.measure(workload) {
+        let mut kinds = vec![options.backend];
+        if options.with_free && workload.is_attention() {
+            kinds.push(GpuBackend::Free);
+        }
+        let name = options.backend.name();
+        match session.measure(workload, &kinds) {
             Ok(figures) if workload.is_attention() => {
-                ResultRow::measured(&workload.name, system, &figures, Some(&ceilings))
+                let row = |kind: &GpuBackend, figures| {
+                    ResultRow::measured(&workload.name, kind.name(), figures, Some(&ceilings))
+                };
+                let mut rows: Vec<ResultRow> = kinds.iter().zip(&figures).map(|(kind, f)| row(kind, f)).collect();
+                if let [ours, free] = &mut rows[..] {
+                    free.ratio = free.ms.zip(ours.ms).map(|(free, ours)| free / ours);
+                }
+                results.results.append(&mut rows);
             }
-            Ok(figures) => ResultRow::moved(&workload.name, system, &figures, small),
-            Err(error) => ResultRow::skipped(&workload.name, system, error_chain(&*error)),
-        };
-        results.results.push(row);
+            Ok(figures) => {
+                results.results.extend(figures.iter().map(|f| ResultRow::moved(&workload.name, name, f, small)));
+            }
+            Err(error) => results.results.push(ResultRow::skipped(&workload.name, name, error_chain(&*error))),
+        }
     }
     Ok(results)
 }
@@ -114,29 +157,39 @@ struct Session {
     device: CudaDevice,
     flush: DeviceBuffer,
     noise: Vec<Noise>,
-    families: Families,
 }
 
 impl Session {
-    fn measure(&mut self, workload: &Workload) -> Result<Measured, AnyError> {
+    /// Figures of a workload on each of some backends, over the same tensors.
+    fn measure(&mut self, workload: &Workload, kinds: &[GpuBackend]) -> Result<Vec<Measured>, AnyError> {
         let parts = parts_of(workload)?;
         let queries = self.noise_of(activation_format(parts.dtype))?;
         if workload.kind == "merge" {
-            return self.merge(workload, queries);
+            return Ok(vec![self.merge(workload, queries)?]);
         }
         let stored = self.noise_of(parts.format)?;
         let mut call = Call::new(&self.device, workload, [&self.noise[queries], &self.noise[stored]])?;
-        let mut backend = call.backend(&self.device, self.families)?;
-        let (step, plan_us) = self.plan(&mut call, &mut backend)?;
-        let is_store = workload.kind == "store";
-        let graph = call.record(&self.device, &mut backend, &step, is_store)?;
-        let ms = self.timed(graph)?;
-        if is_store {
+        if workload.kind == "store" {
+            let (ms, plan_us) = self.call(&mut call, kinds[0], true)?;
             let work = Work { bytes: copies::store_bytes(&call), ..Work::default() };
-            return Ok(Measured { ms, plan_us, work, rel_err: copies::store_error(&call, &self.noise[queries])? });
+            let rel_err = copies::store_error(&call, &self.noise[queries])?;
+            return Ok(vec![Measured { ms, plan_us, work, rel_err }]);
         }
-        let rel_err = check::relative_error(&call, [&self.noise[queries], &self.noise[stored]])?;
-        Ok(Measured { ms, plan_us, work: call.work(), rel_err })
+        let mut attend = |kind: &GpuBackend| {
+            let (ms, plan_us) = self.call(&mut call, *kind, false)?;
+            let rel_err = check::relative_error(&call, [&self.noise[queries], &self.noise[stored]])?;
+            Ok(Measured { ms, plan_us, work: call.work(), rel_err })
+        };
+        kinds.iter().map(&mut attend).collect()
+    }
+
+    /// Times of a call and of its plan.
+    fn call(&mut self, call: &mut Call, kind: GpuBackend, stores_alone: bool) -> Result<(f64, f64), AnyError> {
+        call.spoil()?;
+        let mut backend = call.backend(&self.device, kind)?;
+        let (step, plan_us) = self.plan(call, &mut backend)?;
+        let graph = call.record(&self.device, &mut backend, &step, stores_alone)?;
+        Ok((self.timed(graph)?, plan_us))
     }
 
     fn merge(&mut self, workload: &Workload, queries: usize) -> Result<Measured, AnyError> {

@@ -74,6 +74,10 @@ pub struct Args {
     /// A result file whose "ceilings" are taken, where attention runs on a GPU: reads of memory, matrix products
     #[arg(long, value_name = "FILE", requires = "workloads")]
     ceilings: Option<PathBuf>,
+    /// On a GPU: each workload a second time, requests cut by what else is in the batch (cuda-free); the ratio is that
+    /// time over ours
+    #[arg(long, requires = "workloads")]
+    free_schedule: bool,
     /// A peer to alternate rounds with: a command that takes the path of its JSON results as the last argument, as
     /// "python3 bench/cpu_peer.py --threads 2 --json"
     #[arg(long, value_name = "CMD", requires = "cpu")]
@@ -184,20 +188,16 @@ fn record_all(workloads: &[Workload], dir: &Path) -> Result<Outcome> {
 /// Measures on the GPU, where its backend was asked for.
 #[cfg(feature = "cuda")]
 fn on_gpu(args: &Args, workloads: &[Workload]) -> Option<Result<Results>> {
-    let families = match args.attention_backend.as_str() {
-        "cuda" => attn_cuda::Families::All,
-        "cuda-portable" => attn_cuda::Families::Portable,
-        "cuda-plain" => attn_cuda::Families::Plain,
-        _ => return None,
-    };
-    Some(measure_gpu(args, workloads, families))
+    let backend = engine::bench::GpuBackend::of_name(&args.attention_backend)?;
+    Some(measure_gpu(args, workloads, backend))
 }
 
 #[cfg(feature = "cuda")]
-fn measure_gpu(args: &Args, workloads: &[Workload], families: attn_cuda::Families) -> Result<Results> {
+fn measure_gpu(args: &Args, workloads: &[Workload], backend: engine::bench::GpuBackend) -> Result<Results> {
     let ceilings = args.ceilings.as_deref().map(read_results).transpose()?;
     let command = std::env::args().collect::<Vec<_>>().join(" ");
-    let options = engine::bench::GpuOptions { families, ceilings: ceilings.and_then(|c| c.ceilings), command };
+    let ceilings = ceilings.and_then(|c| c.ceilings);
+    let options = engine::bench::GpuOptions { backend, with_free: args.free_schedule, ceilings, command };
     let spinner = output::spinner();
     let measured = engine::bench::measure_on_gpu(workloads, &options, &mut |what| spinner.set_message(what.to_owned()));
     spinner.finish_and_clear();
@@ -212,6 +212,11 @@ const fn on_gpu(_: &Args, _: &[Workload]) -> Option<Result<Results>> {
 fn measure(args: &Args, workloads: &[Workload]) -> Result<Results> {
     if let Some(results) = on_gpu(args, workloads) {
         return results;
+    }
+    if args.free_schedule {
+        return Err(
+            Failure::usage("--free-schedule is for --attention-backend cuda; no other has two schedules").into()
+        );
     }
     if args.ceilings.is_some() {
         return Err(Failure::usage("--ceilings is for --attention-backend cuda; others measure their own").into());
