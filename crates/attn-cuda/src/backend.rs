@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use attn_metadata::plan::{CutBy, Plan, PlanReport};
+use attn_metadata::plan::{CutBy, PlanReport};
 use attn_metadata::{
     AttentionBackend, BackendConfig, BackendEntry, Batch, BatchLimits, Bucket, Capabilities, CaptureError,
     CaptureLimits, CreateError, DimRule, Feature, Io, Kv, ModelSpec, PLAIN, PoolShape, PrepareError, Prepared, Reason,
@@ -16,6 +16,7 @@ use crate::entry::{self, Families, HEAD_DIM_UNIT, Limits, MAX_HEAD_DIM, kernels_
 use crate::kernel_set::{KernelSet, LayerConstants};
 use crate::launches::LayerCall;
 use crate::policy::GroupPolicy;
+use crate::reports::report;
 use crate::space::{Cuda, CudaDevice};
 use crate::step::{CudaStep, Grids, WorkspaceView};
 use crate::tables::{self, Contents, Sizes};
@@ -415,18 +416,7 @@ impl AttentionBackend<Cuda> for CudaBackend {
 
     fn explain(&self, step: &Prepared) -> Result<PlanReport, RunError> {
         let planned = self.steps.get(step)?;
-        let has_decode = planned.plans.iter().all(|plan| plan.decode.is_some());
-        let extend: Vec<Plan> = planned.plans.iter().map(|plan| plan.extend.plan.clone()).collect();
-        let family = |is_decode: bool| self.policies.first().map_or(self.name, |policy| policy.label(is_decode));
-        let mut report = PlanReport::new(family(false), &self.model, &planned.plans[0].extend.batch, &extend, None);
-        if has_decode {
-            let decode: Vec<Plan> =
-                planned.plans.iter().filter_map(|plan| Some(plan.decode.as_ref()?.plan.clone())).collect();
-            let batch = planned.plans[0].decode.as_ref().map(|part| &part.batch);
-            let batch = batch.expect("every group has a part for decoding");
-            report.absorb(PlanReport::new(family(true), &self.model, batch, &decode, None));
-        }
-        Ok(report)
+        Ok(report(self.device.device.properties(), &self.model, &self.policies, &planned.plans))
     }
 
     fn init_capture_graph(&mut self, limits: &CaptureLimits) -> Result<(), CaptureError> {

@@ -23,6 +23,8 @@ mod merge_states;
 mod mirror;
 mod on_host;
 mod policy;
+mod rates;
+mod reports;
 mod space;
 mod step;
 mod tables;

@@ -1,12 +1,11 @@
 //! What a plan does, as text and as JSON: tiles, splits, balance, bytes, FLOPs, predicted time.
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
 use std::fmt;
 
 use serde::Serialize;
 
-use super::{CutBy, Plan, Sharing, Unit};
+use super::rates::{KernelRates, busiest};
+use super::{CutBy, Plan};
 use crate::batch::Batch;
 use crate::model::{ModelSpec, PlanGroup};
 
@@ -66,7 +65,7 @@ pub struct GroupReport {
     pub bytes: u64,
     /// 2 · visible pairs · query heads · (head_dim_qk + head_dim_vo).
     pub flops: u64,
-    /// Seconds a layer on the given roofline, if one was given.
+    /// Seconds a layer, where it is known what the device can do.
     pub predicted_s: Option<f64>,
     /// The first requests.
     pub requests: Vec<RequestReport>,
@@ -104,11 +103,26 @@ impl PlanReport {
         Self { groups: plans.iter().enumerate().map(explain).collect(), notes: Vec::new() }
     }
 
-    /// Predicts the time of each group that has no prediction, as where its backend does not know what its device can do.
-    pub fn predict(&mut self, roofline: &Roofline) {
-        for group in &mut self.groups {
+    /// Predicts the time of each group that has no prediction and whose backend, by name, the roofline is for.
+    pub fn predict(&mut self, roofline: &Roofline, is_for: impl Fn(&str) -> bool) {
+        for group in self.groups.iter_mut().filter(|group| is_for(group.backend)) {
             group.predicted_s.get_or_insert_with(|| predict(roofline, group.bytes, group.flops));
         }
+    }
+
+    /// Predicts the time of each group from its plan and the rates of the kernels that run it, where they are known; a
+    /// plan without work takes none.
+    pub fn predict_kernels(&mut self, plans: &[Plan], rates: impl Fn(&Plan) -> Option<KernelRates>) {
+        for (group, plan) in self.groups.iter_mut().zip(plans) {
+            let of_work = || rates(plan).map(|rates| rates.predict(plan, group.bytes));
+            group.predicted_s = if plan.num_units() == 0 { Some(0.0) } else { of_work() };
+        }
+    }
+
+    /// Seconds of all groups, a layer of each; `None` where one is not known.
+    #[must_use]
+    pub fn predicted_s(&self) -> Option<f64> {
+        self.groups.iter().map(|group| group.predicted_s).sum()
     }
 
     /// Adds the parts of another report, as a hybrid does.
@@ -196,27 +210,12 @@ fn mask_text(group: &PlanGroup, batch: &Batch) -> String {
     text
 }
 
-/// Cost of the busiest worker over the mean, where whoever is free takes what is next.
+/// Cost of the busiest worker over the mean.
 #[expect(clippy::cast_precision_loss, reason = "a ratio for people")]
 fn imbalance(plan: &Plan) -> f64 {
-    let cost = |unit: Unit| plan.unit_cost(&plan.tiles()[unit.tile as usize], unit.chunk);
-    let num_workers = plan.config().num_workers;
-    let mut loads: BinaryHeap<Reverse<u64>> = (0..num_workers).map(|_| Reverse(0)).collect();
-    let mut give = |cost: u64| {
-        if let Some(Reverse(least)) = loads.pop() {
-            loads.push(Reverse(least + cost));
-        }
-    };
-    for range in plan.ranges() {
-        if plan.config().sharing == Sharing::LongestTile {
-            let units: Vec<Unit> = plan.units(range).collect();
-            units.chunk_by(|a, b| a.kv_head == b.kv_head).for_each(|head| give(head.iter().map(|u| cost(*u)).sum()));
-        } else {
-            give(plan.units(range).map(cost).sum());
-        }
-    }
-    let (max, sum) = loads.iter().fold((0, 0), |(max, sum), Reverse(load)| (*load.max(&max), sum + load));
-    if sum == 0 { 1.0 } else { max as f64 * f64::from(num_workers) / sum as f64 }
+    let max = busiest(plan, |tile, chunk| plan.unit_cost(tile, chunk));
+    let sum = plan.total_cost();
+    if sum == 0 { 1.0 } else { max as f64 * f64::from(plan.config().num_workers) / sum as f64 }
 }
 
 fn request_reports(plan: &Plan, batch: &Batch) -> Vec<RequestReport> {

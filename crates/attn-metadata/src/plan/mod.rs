@@ -12,8 +12,10 @@
 mod balance;
 mod explain;
 mod planner;
+mod rates;
 mod workspace;
 
 pub use explain::{GroupReport, PlanReport, RequestReport, Roofline};
 pub use planner::{Chunking, CutBy, Plan, PlanConfig, Sharing, Tile, Unit, UnitIter, WorkRange};
+pub use rates::KernelRates;
 pub use workspace::{WorkspaceBuffer, WorkspaceLayout, max_chunks, workspace_requirement};

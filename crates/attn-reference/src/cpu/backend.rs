@@ -101,14 +101,10 @@ impl Step {
 
 fn plan_config(group: &PlanGroup, num_workers: u32) -> PlanConfig {
     let narrow = |x: usize| u32::try_from(x).expect("a small constant");
+    let chunk_len = narrow(CHUNK_LEN);
     PlanConfig {
         tile_len: (narrow(UNIT_ROWS) / group.heads.group_size()).max(1),
-        chunking: Chunking {
-            by: CutBy::Request,
-            chunk_len: narrow(CHUNK_LEN),
-            shortest: narrow(CHUNK_LEN),
-            max_q_len: MAX_SPLIT_Q_LEN,
-        },
+        chunking: Chunking { by: CutBy::Request, chunk_len, shortest: chunk_len, max_q_len: MAX_SPLIT_Q_LEN },
         num_workers,
         sharing: Sharing::Even,
         unit_overhead: 64,

@@ -43,6 +43,8 @@ pub struct Measured {
     pub ms: f64,
     /// Median time of planning, the batch's validation not included.
     pub plan_us: f64,
+    /// Milliseconds that the plan predicts, where the backend knows what its device can do.
+    pub predicted_ms: Option<f64>,
     /// Its work.
     pub work: Work,
     /// Relative error against float64 on one head.
@@ -104,7 +106,7 @@ impl Subject {
         let longest = requests.filter(|(_, r)| r.q_len > 0).max_by_key(|(_, r)| r.kv_len);
         let sample = SampleRows { request: longest.map_or(0, |(index, _)| index), head: 0, max_rows: CHECKED_ROWS };
         let rel_err = relative_error(&self.problem, &self.outcome, sample).unwrap_or(0.0);
-        Measured { ms, plan_us: self.plan_us, work: Work::of(&self.problem), rel_err }
+        Measured { ms, plan_us: self.plan_us, predicted_ms: None, work: Work::of(&self.problem), rel_err }
     }
 }
 

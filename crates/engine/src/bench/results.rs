@@ -68,6 +68,9 @@ pub struct ResultRow {
     /// Median time of planning.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub plan_us: Option<f64>,
+    /// The time that the plan predicts, before it runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub predicted_ms: Option<f64>,
     /// Rate over visible pairs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tflops: Option<f64>,
@@ -113,7 +116,8 @@ impl ResultRow {
     #[must_use]
     pub fn measured(workload: &str, system: &str, figures: &Measured, ceilings: Option<&Ceilings>) -> Self {
         let row = Self::timed(workload, system, figures.ms, figures.work, ceilings);
-        Self { plan_us: Some(figures.plan_us), rel_err: Some(figures.rel_err), ..row }
+        let Measured { plan_us, predicted_ms, rel_err, .. } = *figures;
+        Self { plan_us: Some(plan_us), predicted_ms, rel_err: Some(rel_err), ..row }
     }
 
     /// A row of a time for known work.

@@ -152,6 +152,13 @@ fn copy_gbs(device: &Device) -> Result<f64, DeviceError> {
     Ok(2.0 * COPY_BYTES as f64 / best / 1e6)
 }
 
+/// What one call took.
+struct Timed {
+    ms: f64,
+    plan_us: f64,
+    predicted_ms: Option<f64>,
+}
+
 /// The device with what all workloads share.
 struct Session {
     device: CudaDevice,
@@ -170,26 +177,27 @@ impl Session {
         let stored = self.noise_of(parts.format)?;
         let mut call = Call::new(&self.device, workload, [&self.noise[queries], &self.noise[stored]])?;
         if workload.kind == "store" {
-            let (ms, plan_us) = self.call(&mut call, kinds[0], true)?;
+            let Timed { ms, plan_us, .. } = self.call(&mut call, kinds[0], true)?;
             let work = Work { bytes: copies::store_bytes(&call), ..Work::default() };
             let rel_err = copies::store_error(&call, &self.noise[queries])?;
-            return Ok(vec![Measured { ms, plan_us, work, rel_err }]);
+            return Ok(vec![Measured { ms, plan_us, predicted_ms: None, work, rel_err }]);
         }
         let mut attend = |kind: &GpuBackend| {
-            let (ms, plan_us) = self.call(&mut call, *kind, false)?;
+            let Timed { ms, plan_us, predicted_ms } = self.call(&mut call, *kind, false)?;
             let rel_err = check::relative_error(&call, [&self.noise[queries], &self.noise[stored]])?;
-            Ok(Measured { ms, plan_us, work: call.work(), rel_err })
+            Ok(Measured { ms, plan_us, predicted_ms, work: call.work(), rel_err })
         };
         kinds.iter().map(&mut attend).collect()
     }
 
-    /// Times of a call and of its plan.
-    fn call(&mut self, call: &mut Call, kind: GpuBackend, stores_alone: bool) -> Result<(f64, f64), AnyError> {
+    /// Times of a call and of its plan, and what the plan predicts.
+    fn call(&mut self, call: &mut Call, kind: GpuBackend, stores_alone: bool) -> Result<Timed, AnyError> {
         call.spoil()?;
         let mut backend = call.backend(&self.device, kind)?;
         let (step, plan_us) = self.plan(call, &mut backend)?;
         let graph = call.record(&self.device, &mut backend, &step, stores_alone)?;
-        Ok((self.timed(graph)?, plan_us))
+        let predicted_ms = backend.explain(&step)?.predicted_s().map(|seconds| seconds * 1e3);
+        Ok(Timed { ms: self.timed(graph)?, plan_us, predicted_ms })
     }
 
     fn merge(&mut self, workload: &Workload, queries: usize) -> Result<Measured, AnyError> {
@@ -197,7 +205,7 @@ impl Session {
         let graph = merge.record(&self.device)?;
         let ms = self.timed(graph)?;
         let work = Work { bytes: merge.bytes(), ..Work::default() };
-        Ok(Measured { ms, plan_us: 0.0, work, rel_err: merge.error(&self.noise[queries])? })
+        Ok(Measured { ms, plan_us: 0.0, predicted_ms: None, work, rel_err: merge.error(&self.noise[queries])? })
     }
 
     /// Plans several times, each time a batch that was filled anew; the median in microseconds.

@@ -99,7 +99,18 @@ fn step_times(results: &Results) -> Option<Table> {
 
 fn rows(results: &Results) -> Option<Table> {
     let header = [
-        "workload", "system", "ms", "ratio", "GFLOP/s", "of gemm", "GB/s", "of read", "of copy", "plan us", "rel err",
+        "workload",
+        "system",
+        "ms",
+        "predicted",
+        "ratio",
+        "GFLOP/s",
+        "of gemm",
+        "GB/s",
+        "of read",
+        "of copy",
+        "plan us",
+        "rel err",
         "skipped",
     ];
     let mut table = Table::new(&header);
@@ -110,6 +121,7 @@ fn rows(results: &Results) -> Option<Table> {
             row.workload.clone(),
             row.peer.clone(),
             number(row.ms, 4),
+            number(row.predicted_ms, 4),
             number(row.ratio, 3),
             number(row.tflops.map(|t| t * 1e3), 1),
             percent(row.of_matmul),

@@ -71,7 +71,8 @@ pub fn run(args: &Args) -> Result<Outcome> {
     };
     let Explained { selection, mut plan } = explain(&request).map_err(Failure::input)?;
     let roofline = roofline(args)?;
-    plan.predict(&roofline);
+    // What a GPU does is not predicted from what the host can do.
+    plan.predict(&roofline, |backend| !backend.starts_with("cuda"));
     if args.json {
         let rejected: Vec<_> =
             selection.rejected.iter().map(|r| json!({"name": r.name, "reasons": r.reasons})).collect();

@@ -1,0 +1,78 @@
+//! What the kernel families reach on GPUs that they were measured on, for predictions in reports.
+//!
+//! Fitted to `docs/bench/gpu-h200.json`; a test compares. When a kernel changes, its row is fitted anew: `bytes_per_s` and
+//! `overhead_s` to a long and a short workload that memory bounds, `flops_per_s` and `unit_s` to one of long and one of
+//! short prompts.
+
+use attn_metadata::PlanGroup;
+use attn_metadata::plan::KernelRates;
+use kvpool::KvDtype;
+
+use crate::device::DeviceProperties;
+
+/// One kernel family on one GPU.
+struct Row {
+    /// How the GPU's name begins.
+    gpu: &'static str,
+    capability: (i32, i32),
+    family: &'static str,
+    /// Widths of values and outputs up to this.
+    max_dim: u32,
+    is_fp8: bool,
+    rates: KernelRates,
+}
+
+const US: f64 = 1e-6;
+
+const fn decode(max_dim: u32, is_fp8: bool, gbs: f64) -> Row {
+    let rates = KernelRates {
+        bytes_per_s: gbs * 1e9,
+        flops_per_s: 300e12,
+        overhead_s: 10.5 * US,
+        unit_s: 0.0,
+        merge_s: 3.0 * US,
+        kv_step: 64,
+    };
+    Row { gpu: "NVIDIA H200", capability: (9, 0), family: "cuda/decode", max_dim, is_fp8, rates }
+}
+
+const fn extend(max_dim: u32, is_fp8: bool, tflops: f64) -> Row {
+    let rates = KernelRates {
+        bytes_per_s: 3.6e12,
+        flops_per_s: tflops * 1e12,
+        overhead_s: 11.0 * US,
+        unit_s: 6.0 * US,
+        merge_s: 3.0 * US,
+        kv_step: 64,
+    };
+    Row { gpu: "NVIDIA H200", capability: (9, 0), family: "cuda/extend", max_dim, is_fp8, rates }
+}
+
+/// In order: the first that fits counts.
+const ROWS: &[Row] = &[
+    decode(256, false, 4_350.0),
+    decode(256, true, 3_900.0),
+    extend(64, false, 285.0),
+    extend(128, false, 372.0),
+    extend(256, false, 310.0),
+];
+
+/// What the kernels of a family reach for a group of layers; `None` where nobody measured it.
+pub(crate) fn rates_of(
+    gpu: &DeviceProperties,
+    family: &str,
+    group: &PlanGroup,
+    kv_dtype: KvDtype,
+) -> Option<KernelRates> {
+    let is_fp8 = kv_dtype == KvDtype::Fp8E4m3;
+    let fits = |row: &&Row| {
+        let is_gpu = gpu.name.starts_with(row.gpu) && gpu.capability == row.capability;
+        let is_kernel = row.family == family && row.is_fp8 == is_fp8 && group.heads.head_dim_vo <= row.max_dim;
+        is_gpu && is_kernel
+    };
+    ROWS.iter().find(fits).map(|row| row.rates)
+}
+
+#[cfg(test)]
+#[path = "rates_tests.rs"]
+mod tests;

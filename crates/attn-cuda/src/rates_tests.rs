@@ -1,0 +1,111 @@
+//! Predictions of the workloads of `bench/` against what was measured on the card in `docs/bench/`.
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use attn_metadata::plan::{CutBy, PlanReport};
+use attn_metadata::{Batch, HeadShape, Layer, LayerParams, ModelSpec, PoolShape, RawBatch};
+use kvpool::{Dtype, PageSize};
+use serde_json::Value;
+
+use super::*;
+use crate::entry::{Limits, kernels_of};
+use crate::policy::GroupPolicy;
+use crate::reports::report;
+
+const HOPPER: Limits = Limits { capability: (9, 0), shared_bytes: 232_448 };
+/// Predictions may be off by this share.
+const MAX_ERROR: f64 = 0.2;
+
+fn json(path: &str) -> Value {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..").join(path);
+    serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap()
+}
+
+fn h200() -> DeviceProperties {
+    DeviceProperties {
+        ordinal: 0,
+        name: "NVIDIA H200".to_owned(),
+        capability: (9, 0),
+        num_sms: 132,
+        max_shared_bytes: 232_448,
+        memory_bytes: 140 << 30,
+        l2_bytes: 60 << 20,
+    }
+}
+
+/// A workload's plan, explained as the backend would.
+fn explained(workload: &Value, by: CutBy) -> PlanReport {
+    let number = |value: &Value| u32::try_from(value.as_u64().unwrap()).unwrap();
+    let list = |key: &str| -> Vec<u32> { workload[key].as_array().unwrap().iter().map(number).collect() };
+    let (q_lens, kv_lens, heads) = (list("q_lens"), list("kv_lens"), list("heads"));
+    let page_size = number(&workload["page"]);
+    let params = LayerParams {
+        window_left: number(&workload["window"]).checked_sub(1),
+        ..LayerParams::causal(HeadShape::new(heads[0], heads[1], number(&workload["dim"])))
+    };
+    let kv_dtype = if workload["kv_dtype"] == "fp8" { KvDtype::Fp8E4m3 } else { KvDtype::Bf16 };
+    let size = PageSize::new(page_size).unwrap();
+    let layer = Layer::new(params).unwrap();
+    let model = Arc::new(ModelSpec::new(vec![layer], Dtype::Bf16, kv_dtype, size).unwrap());
+    let sums = |counts: &mut dyn Iterator<Item = u32>| -> Vec<i32> {
+        let mut sums = vec![0];
+        counts.for_each(|n| sums.push(sums[sums.len() - 1] + i32::try_from(n).unwrap()));
+        sums
+    };
+    let pages = sums(&mut kv_lens.iter().map(|kv| kv.div_ceil(page_size)));
+    let num_pages = pages[pages.len() - 1];
+    let raw = RawBatch {
+        num_rows: q_lens.iter().sum::<u32>() as usize,
+        qo_indptr: &sums(&mut q_lens.iter().copied()),
+        kv_indptr: &pages,
+        kv_indices: &(0..num_pages).collect::<Vec<_>>(),
+        kv_last_page_len: &kv_lens.iter().map(|kv| ((kv - 1) % page_size + 1).cast_signed()).collect::<Vec<_>>(),
+        slot_mapping: None,
+        custom_mask: None,
+    };
+    let pool = PoolShape { num_pages: num_pages.unsigned_abs(), page_size: size };
+    let batch = Batch::from_raw(pool, &raw).unwrap();
+    let kernels = kernels_of(&model, &model.layers()[0], &HOPPER, false).unwrap();
+    let policies = GroupPolicy::of_model(&model, &[kernels], 132, by);
+    let mut plan = policies[0].plan(pool);
+    plan.update(&batch);
+    report(&h200(), &model, &policies, &[plan])
+}
+
+#[test]
+fn every_workload_is_predicted_within_a_fifth() {
+    let (workloads, results) = (json("bench/workloads.json"), json("docs/bench/gpu-h200.json"));
+    let workload = |name: &Value| workloads.as_array().unwrap().iter().find(|workload| workload["name"] == *name);
+    let (mut num_compared, mut wrong) = (0, Vec::new());
+    for row in results["results"].as_array().unwrap() {
+        let by = match row["peer"].as_str() {
+            Some("cuda") => CutBy::Request,
+            Some("cuda-free") => CutBy::Batch,
+            _ => continue,
+        };
+        let (Some(ms), Some(workload)) = (row["ms"].as_f64(), workload(&row["workload"])) else { continue };
+        let report = explained(workload, by);
+        let predicted = report.predicted_s().map(|seconds| seconds * 1e3);
+        let line = format!("{} on {}: {ms:.4} ms, predicted {predicted:.4?}", row["workload"], row["peer"]);
+        println!("{line}, {:+.1} %", (predicted.unwrap_or(f64::NAN) / ms - 1.0) * 100.0);
+        num_compared += 1;
+        if predicted.is_none_or(|predicted| (predicted / ms - 1.0).abs() > MAX_ERROR) {
+            wrong.push(line);
+        }
+    }
+    assert!(num_compared > 20, "{num_compared} workloads were compared");
+    assert!(wrong.is_empty(), "fit the rates of the kernels that changed: {wrong:#?}");
+}
+
+#[test]
+fn what_was_not_measured_is_not_predicted() {
+    let group = PlanGroup::plain(HeadShape::new(32, 8, 128), true, None);
+    let rates = |name: &str, family| {
+        let gpu = DeviceProperties { name: name.to_owned(), ..h200() };
+        rates_of(&gpu, family, &group, KvDtype::Bf16)
+    };
+    assert!(rates("NVIDIA H200 NVL", "cuda/decode").is_some());
+    assert!(rates("NVIDIA H100", "cuda/decode").is_none() && rates("NVIDIA H200", "cuda/plain").is_none());
+}

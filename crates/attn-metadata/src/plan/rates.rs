@@ -1,0 +1,77 @@
+//! Predicting a plan's time from what a kernel family reaches on a device.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use super::{Plan, Sharing, Tile, Unit};
+
+/// What one kernel family reaches on one device. Measured figures: fitted to times of whole calls.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct KernelRates {
+    /// Bytes per second of q, out, KV and partial states.
+    pub bytes_per_s: f64,
+    /// Floating-point operations per second of all workers together, over what is computed, masked or not.
+    pub flops_per_s: f64,
+    /// Seconds of a call that are neither: launching, filling and emptying the device.
+    pub overhead_s: f64,
+    /// Seconds that a worker needs for a unit besides its operations.
+    pub unit_s: f64,
+    /// Seconds of merging, where there is something to merge.
+    pub merge_s: f64,
+    /// KV tokens that are computed together: a unit computes as many of these as it touches.
+    pub kv_step: u32,
+}
+
+impl KernelRates {
+    /// Seconds of a plan that has work and reads and writes `bytes` besides its partial states.
+    ///
+    /// Memory and the busiest worker are two lower bounds; a kernel overlaps them, so the larger counts.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "a prediction, good to some per cent")]
+    pub fn predict(&self, plan: &Plan, bytes: u64) -> f64 {
+        let moving = (bytes + plan.workspace().total_bytes()) as f64 / self.bytes_per_s;
+        let merging = if plan.num_partial_rows() > 0 { self.merge_s } else { 0.0 };
+        let busiest = busiest(plan, |tile, chunk| self.unit_ps(plan, tile, chunk)) as f64 / PS_PER_S;
+        self.overhead_s + merging + moving.max(busiest)
+    }
+
+    /// Picoseconds that a worker needs for a unit.
+    #[expect(
+        clippy::cast_precision_loss,
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "as above"
+    )]
+    fn unit_ps(&self, plan: &Plan, tile: &Tile, chunk: u32) -> u64 {
+        let (heads, kv) = (plan.group().heads, tile.chunk(chunk));
+        // A tile's rows are computed all, its KV in whole steps.
+        let rows = u64::from(plan.config().tile_len) * u64::from(heads.group_size());
+        let steps = kv.end.div_ceil(self.kv_step) - kv.start / self.kv_step;
+        let pairs = rows * u64::from(steps) * u64::from(self.kv_step);
+        let flops = 2 * pairs * u64::from(heads.head_dim_qk + heads.head_dim_vo);
+        let of_worker = self.flops_per_s / f64::from(plan.config().num_workers);
+        ((self.unit_s + flops as f64 / of_worker) * PS_PER_S) as u64
+    }
+}
+
+const PS_PER_S: f64 = 1e12;
+
+/// Cost of the busiest worker, where whoever is free takes what is next.
+pub(super) fn busiest(plan: &Plan, cost: impl Fn(&Tile, u32) -> u64) -> u64 {
+    let cost = |unit: Unit| cost(&plan.tiles()[unit.tile as usize], unit.chunk);
+    let mut loads: BinaryHeap<Reverse<u64>> = (0..plan.config().num_workers).map(|_| Reverse(0)).collect();
+    let mut give = |cost: u64| {
+        if let Some(Reverse(least)) = loads.pop() {
+            loads.push(Reverse(least + cost));
+        }
+    };
+    for range in plan.ranges() {
+        if plan.config().sharing == Sharing::LongestTile {
+            let units: Vec<Unit> = plan.units(range).collect();
+            units.chunk_by(|a, b| a.kv_head == b.kv_head).for_each(|head| give(head.iter().map(|u| cost(*u)).sum()));
+        } else {
+            give(plan.units(range).map(cost).sum());
+        }
+    }
+    loads.iter().map(|Reverse(load)| *load).max().unwrap_or(0)
+}
