@@ -119,6 +119,15 @@ impl PlanReport {
         }
     }
 
+    /// Who runs the work, as `a + b`.
+    #[must_use]
+    pub fn kernels(&self) -> String {
+        let with_work = self.groups.iter().filter(|group| group.num_units > 0);
+        let mut names: Vec<&str> = with_work.map(|group| group.backend).collect();
+        names.dedup();
+        names.join(" + ")
+    }
+
     /// Seconds of all groups, a layer of each; `None` where one is not known.
     #[must_use]
     pub fn predicted_s(&self) -> Option<f64> {

@@ -68,6 +68,9 @@ pub struct ResultRow {
     /// Median time of planning.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub plan_us: Option<f64>,
+    /// The kernel families that ran, of a backend of ours.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kernels: Option<String>,
     /// The time that the plan predicts, before it runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub predicted_ms: Option<f64>,

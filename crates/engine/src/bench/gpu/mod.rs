@@ -91,6 +91,8 @@ pub struct GpuOptions {
     pub command: String,
 }
 
+/// Figures of a call, and the kernels that ran where it attends.
+type Figures = (Measured, Option<String>);
 type AnyError = Box<dyn Error + Send + Sync>;
 
 /// Measures workloads one after the other. `progress` is told what is being done.
@@ -121,17 +123,18 @@ pub fn measure_on_gpu(
         let name = options.backend.name();
         match session.measure(workload, &kinds) {
             Ok(figures) if workload.is_attention() => {
-                let row = |kind: &GpuBackend, figures| {
-                    ResultRow::measured(&workload.name, kind.name(), figures, Some(&ceilings))
+                let row = |(kind, (figures, kernels)): (&GpuBackend, Figures)| {
+                    let row = ResultRow::measured(&workload.name, kind.name(), &figures, Some(&ceilings));
+                    ResultRow { kernels, ..row }
                 };
-                let mut rows: Vec<ResultRow> = kinds.iter().zip(&figures).map(|(kind, f)| row(kind, f)).collect();
+                let mut rows: Vec<ResultRow> = kinds.iter().zip(figures).map(row).collect();
                 if let [ours, free] = &mut rows[..] {
                     free.ratio = free.ms.zip(ours.ms).map(|(free, ours)| free / ours);
                 }
                 results.results.append(&mut rows);
             }
             Ok(figures) => {
-                results.results.extend(figures.iter().map(|f| ResultRow::moved(&workload.name, name, f, small)));
+                results.results.extend(figures.iter().map(|(f, _)| ResultRow::moved(&workload.name, name, f, small)));
             }
             Err(error) => results.results.push(ResultRow::skipped(&workload.name, name, error_chain(&*error))),
         }
@@ -157,6 +160,7 @@ struct Timed {
     ms: f64,
     plan_us: f64,
     predicted_ms: Option<f64>,
+    kernels: String,
 }
 
 /// The device with what all workloads share.
@@ -168,11 +172,11 @@ struct Session {
 
 impl Session {
     /// Figures of a workload on each of some backends, over the same tensors.
-    fn measure(&mut self, workload: &Workload, kinds: &[GpuBackend]) -> Result<Vec<Measured>, AnyError> {
+    fn measure(&mut self, workload: &Workload, kinds: &[GpuBackend]) -> Result<Vec<Figures>, AnyError> {
         let parts = parts_of(workload)?;
         let queries = self.noise_of(activation_format(parts.dtype))?;
         if workload.kind == "merge" {
-            return Ok(vec![self.merge(workload, queries)?]);
+            return Ok(vec![(self.merge(workload, queries)?, None)]);
         }
         let stored = self.noise_of(parts.format)?;
         let mut call = Call::new(&self.device, workload, [&self.noise[queries], &self.noise[stored]])?;
@@ -180,12 +184,12 @@ impl Session {
             let Timed { ms, plan_us, .. } = self.call(&mut call, kinds[0], true)?;
             let work = Work { bytes: copies::store_bytes(&call), ..Work::default() };
             let rel_err = copies::store_error(&call, &self.noise[queries])?;
-            return Ok(vec![Measured { ms, plan_us, predicted_ms: None, work, rel_err }]);
+            return Ok(vec![(Measured { ms, plan_us, predicted_ms: None, work, rel_err }, None)]);
         }
         let mut attend = |kind: &GpuBackend| {
-            let Timed { ms, plan_us, predicted_ms } = self.call(&mut call, *kind, false)?;
+            let Timed { ms, plan_us, predicted_ms, kernels } = self.call(&mut call, *kind, false)?;
             let rel_err = check::relative_error(&call, [&self.noise[queries], &self.noise[stored]])?;
-            Ok(Measured { ms, plan_us, predicted_ms, work: call.work(), rel_err })
+            Ok((Measured { ms, plan_us, predicted_ms, work: call.work(), rel_err }, Some(kernels)))
         };
         kinds.iter().map(&mut attend).collect()
     }
@@ -196,8 +200,9 @@ impl Session {
         let mut backend = call.backend(&self.device, kind)?;
         let (step, plan_us) = self.plan(call, &mut backend)?;
         let graph = call.record(&self.device, &mut backend, &step, stores_alone)?;
-        let predicted_ms = backend.explain(&step)?.predicted_s().map(|seconds| seconds * 1e3);
-        Ok(Timed { ms: self.timed(graph)?, plan_us, predicted_ms })
+        let report = backend.explain(&step)?;
+        let predicted_ms = report.predicted_s().map(|seconds| seconds * 1e3);
+        Ok(Timed { ms: self.timed(graph)?, plan_us, predicted_ms, kernels: report.kernels() })
     }
 
     fn merge(&mut self, workload: &Workload, queries: usize) -> Result<Measured, AnyError> {
