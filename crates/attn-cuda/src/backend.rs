@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use attn_metadata::plan::{CutBy, PlanReport};
+use attn_metadata::plan::PlanReport;
 use attn_metadata::{
     AttentionBackend, BackendConfig, BackendEntry, Batch, BatchLimits, Bucket, Capabilities, CaptureError,
     CaptureLimits, CreateError, DimRule, Feature, Io, Kv, ModelSpec, PLAIN, PoolShape, PrepareError, Prepared, Reason,
@@ -15,7 +15,7 @@ use crate::device::{Device, DeviceBuffer, DeviceError, Staging, Tail};
 use crate::entry::{self, Families, HEAD_DIM_UNIT, Limits, MAX_HEAD_DIM, kernels_of, kv_dtypes_for};
 use crate::kernel_set::{KernelSet, LayerConstants};
 use crate::launches::LayerCall;
-use crate::policy::GroupPolicy;
+use crate::policy::{GroupPolicy, Invariance, MAX_STRICT_KV_LEN};
 use crate::reports::report;
 use crate::space::{Cuda, CudaDevice};
 use crate::step::{CudaStep, Grids, WorkspaceView};
@@ -36,6 +36,8 @@ pub(crate) const fn name_of(families: Families) -> &'static str {
         Families::Plain => PLAIN_NAME,
     }
 }
+/// Name of the backend whose rows do not depend on how a prompt was cut.
+pub(crate) const STRICT_NAME: &str = "cuda-strict";
 /// Name of the backend that cuts requests by the whole batch.
 pub(crate) const FREE_NAME: &str = "cuda-free";
 
@@ -78,6 +80,18 @@ pub const fn plain_entry() -> BackendEntry<Cuda> {
     }
 }
 
+/// The registry's row for the backend whose rows have the same bits prefilled, in chunks, after a prefix and decoded.
+#[must_use]
+pub const fn strict_entry() -> BackendEntry<Cuda> {
+    BackendEntry {
+        name: STRICT_NAME,
+        summary: "as cuda, a row's bits do not depend on how its prompt was cut or decoded; without windows and sinks",
+        role: Role::ByName,
+        capabilities: |device| available_keeping(device, Invariance::Row),
+        create: |config| Ok(Box::new(CudaBackend::strict(config)?)),
+    }
+}
+
 /// The registry's row for the backend that gives up batch invariance: chunks as the whole batch wants them.
 #[must_use]
 pub const fn free_entry() -> BackendEntry<Cuda> {
@@ -85,18 +99,18 @@ pub const fn free_entry() -> BackendEntry<Cuda> {
         name: FREE_NAME,
         summary: "as cuda, requests cut by what else is in the batch: fewer partial states, bits that depend on it",
         role: Role::ByName,
-        capabilities: available_free,
+        capabilities: |device| available_keeping(device, Invariance::None),
         create: |config| Ok(Box::new(CudaBackend::free(config)?)),
     }
 }
 
-fn available_free(device: &CudaDevice) -> Result<Capabilities, Reason> {
-    available_cut(device, CutBy::Batch)
-}
-
-fn available_cut(device: &CudaDevice, by: CutBy) -> Result<Capabilities, Reason> {
+fn available_keeping(device: &CudaDevice, keeps: Invariance) -> Result<Capabilities, Reason> {
     let mut capabilities = available(device)?;
-    capabilities.features.set(Feature::BatchInvariant, by == CutBy::Request);
+    capabilities.features.set(Feature::BatchInvariant, keeps != Invariance::None);
+    // Tiles of KV begin where a tile of queries begins to see, and a sink's rounding depends on whether its row is split.
+    for feature in [Feature::Window, Feature::Sinks] {
+        capabilities.features.set(feature, keeps != Invariance::Row);
+    }
     Ok(capabilities)
 }
 
@@ -127,7 +141,8 @@ pub(crate) fn capabilities() -> Capabilities {
 /// Paged attention on one NVIDIA GPU: any group and page size, every feature of the waist.
 ///
 /// A request's result depends on nothing but the request: not on the batch, padding, capture or the GPU's number of
-/// multiprocessors ([`free`](Self::free) gives that up). Requests of few query tokens run on another kernel than long ones, which rounds differently.
+/// multiprocessors ([`free`](Self::free) gives that up). Requests of few query tokens run on another kernel than long
+/// ones, which rounds differently ([`strict`](Self::strict) has one kernel for all).
 ///
 /// All work goes to the device's stream; `forward` returns when it has been given, not when it is done.
 #[derive(Debug)]
@@ -167,7 +182,19 @@ impl CudaBackend {
     /// # Errors
     /// As [`new`](Self::new).
     pub fn with_families(config: &BackendConfig<Cuda>, families: Families) -> Result<Self, CreateError> {
-        Self::make(config, name_of(families), families, CutBy::Request)
+        Self::make(config, name_of(families), families, Invariance::Batch)
+    }
+
+    /// As [`new`](Self::new), and a row's bits depend on nothing but the row and the KV that it sees: the same when its
+    /// prompt is computed whole, in chunks of any length, after a prefix that was in the cache, or token by token.
+    ///
+    /// One kernel does all requests, in chunks of 8,192 KV tokens, so requests that decode are slower where there are few
+    /// of them. Windows and sinks are refused, and requests of more than 262,144 KV tokens.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn strict(config: &BackendConfig<Cuda>) -> Result<Self, CreateError> {
+        Self::make(config, STRICT_NAME, Families::All, Invariance::Row)
     }
 
     /// As [`new`](Self::new), but how a request is cut depends on the whole batch, for balance with few partial states;
@@ -176,24 +203,29 @@ impl CudaBackend {
     /// # Errors
     /// As [`new`](Self::new).
     pub fn free(config: &BackendConfig<Cuda>) -> Result<Self, CreateError> {
-        Self::make(config, FREE_NAME, Families::All, CutBy::Batch)
+        Self::make(config, FREE_NAME, Families::All, Invariance::None)
     }
 
     fn make(
         config: &BackendConfig<Cuda>,
         name: &'static str,
         families: Families,
-        by: CutBy,
+        keeps: Invariance,
     ) -> Result<Self, CreateError> {
         let unsupported = |reasons| CreateError::Unsupported { backend: name, reasons };
-        let capabilities = available_cut(&config.device, by).map_err(|reason| unsupported(vec![reason]))?;
+        let capabilities = available_keeping(&config.device, keeps).map_err(|reason| unsupported(vec![reason]))?;
         capabilities.supports_model(&config.model).map_err(unsupported)?;
         let properties = config.device.device.properties();
         let limits = Limits { capability: properties.capability, shared_bytes: properties.max_shared_bytes };
         let model = &config.model;
         let chosen: Result<Vec<_>, _> =
             model.layers().iter().map(|layer| kernels_of(model, layer, &limits, families)).collect();
-        let chosen = chosen.map_err(unsupported)?;
+        let mut chosen = chosen.map_err(unsupported)?;
+        let mut batch_limits = config.limits;
+        if keeps == Invariance::Row {
+            chosen.iter_mut().for_each(|kernels| kernels.decode = None);
+            batch_limits.max_kv_len = batch_limits.max_kv_len.min(MAX_STRICT_KV_LEN);
+        }
         let failed = |source: DeviceError| CreateError::Environment { backend: name, source: Box::new(source) };
         let (kernels, device) = (KernelSet::default(), &config.device.device);
         for kernels_of_layer in &chosen {
@@ -202,13 +234,13 @@ impl CudaBackend {
         let constants = model.layers().iter().zip(&chosen).map(|(l, k)| LayerConstants::new(device, l, *k));
         let layers = constants.collect::<Result<Vec<_>, _>>().map_err(failed)?;
         let claims = DeviceBuffer::zeroed(device, CLAIM_BYTES, "claims").map_err(failed)?;
-        let policies = GroupPolicy::of_model(model, &chosen, properties.num_sms, by);
+        let policies = GroupPolicy::of_model(model, &chosen, properties.num_sms, keeps);
         let pool = PoolShape { num_pages: 0, page_size: model.page_size() };
         let step = || CudaStep::new(policies.iter().map(|policy| policy.plan(pool)).collect(), pool);
         Ok(Self {
             name,
             model: Arc::clone(model),
-            limits: config.limits,
+            limits: batch_limits,
             capabilities,
             kernels: Arc::new(kernels),
             layers,

@@ -31,8 +31,8 @@ mod tables;
 
 pub use cudarc;
 
-pub use backend::{CudaBackend, entry, free_entry, plain_entry, portable_entry};
+pub use backend::{CudaBackend, entry, free_entry, plain_entry, portable_entry, strict_entry};
 pub use entry::{Families, image_choices};
 pub use merge_states::{MergeError, StateMerge, States, StatesMut};
-pub use on_host::{CudaOnHost, host_entry, host_free_entry, host_plain_entry, host_portable_entry};
+pub use on_host::{CudaOnHost, host_entry, host_free_entry, host_plain_entry, host_portable_entry, host_strict_entry};
 pub use space::{Cuda, CudaDevice};

@@ -12,7 +12,7 @@ use attn_metadata::{
     CreateError, Host, HostDevice, Io, Kv, ModelSpec, PrepareError, Prepared, Reason, Role, RunError, check_io,
 };
 
-use crate::backend::{CudaBackend, FREE_NAME, NAME, PLAIN_NAME, PORTABLE_NAME, name_of};
+use crate::backend::{CudaBackend, FREE_NAME, NAME, PLAIN_NAME, PORTABLE_NAME, STRICT_NAME, name_of};
 use crate::device::{Captured, CudaLseMut, CudaTensor, CudaTensorMut, Device, DeviceBuffer, DeviceError, Graph};
 use crate::entry::Families;
 use crate::mirror::{CacheMirror, pack, unpack};
@@ -51,6 +51,18 @@ pub const fn host_plain_entry() -> BackendEntry<Host> {
         role: Role::ByName,
         capabilities: available,
         create: |config| Ok(Box::new(CudaOnHost::with_families(config, Families::Plain)?)),
+    }
+}
+
+/// The same with rows that do not depend on how a prompt was cut.
+#[must_use]
+pub const fn host_strict_entry() -> BackendEntry<Host> {
+    BackendEntry {
+        name: STRICT_NAME,
+        summary: "as cuda, a row's bits do not depend on how its prompt was cut or decoded; without windows and sinks",
+        role: Role::ByName,
+        capabilities: |_| available_in(&crate::backend::strict_entry()),
+        create: |config| Ok(Box::new(CudaOnHost::strict(config)?)),
     }
 }
 
@@ -135,6 +147,14 @@ impl CudaOnHost {
     /// As [`new`](Self::new).
     pub fn with_families(config: &BackendConfig<Host>, families: Families) -> Result<Self, CreateError> {
         Self::on(config, name_of(families), false, |config| CudaBackend::with_families(config, families))
+    }
+
+    /// As [`new`](Self::new), with rows that do not depend on how a prompt was cut: see [`CudaBackend::strict`].
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn strict(config: &BackendConfig<Host>) -> Result<Self, CreateError> {
+        Self::on(config, STRICT_NAME, false, CudaBackend::strict)
     }
 
     /// As [`new`](Self::new), but how a request is cut depends on the whole batch: see [`CudaBackend::free`].

@@ -5,7 +5,7 @@ use attn_metadata::{Batch, BatchLimits, Bucket, CaptureLimits, ModelSpec, PlanGr
 
 use crate::entry::{LayerKernels, Pair};
 use crate::step::Grids;
-use crate::tables::{Contents, GroupPlan, GroupSizes, Part, PartSizes, merge_unit_bound};
+use crate::tables::{Contents, GroupPlan, GroupSizes, MERGE_WARP_CHUNKS, Part, PartSizes, merge_unit_bound};
 
 /// Tokens of a chunk, for each query head of a group, of requests that decode. A chunk is the unit of numerics. Its
 /// partial state has as many rows as the group has heads, so the workspace is the same part of what is read for all.
@@ -23,6 +23,34 @@ const ANY_ROWS: u32 = 16;
 /// Cost of starting a unit, in KV tokens of one query token.
 const UNIT_OVERHEAD: u32 = 64;
 
+/// Tokens of a chunk where a row's bits depend on the row alone: of requests that decode and of prompts alike. Prompts
+/// shorter than this are not split, and a request of 16 chunks and 8 KV heads fills a GPU.
+const STRICT_CHUNK_LEN: u32 = 8192;
+/// Chunks that are merged in one order whatever their number; beyond, the order depends on it.
+const MAX_STRICT_CHUNKS: u32 = MERGE_WARP_CHUNKS;
+/// KV tokens of a request, at most, where a row's bits depend on the row alone.
+pub(crate) const MAX_STRICT_KV_LEN: u32 = STRICT_CHUNK_LEN * MAX_STRICT_CHUNKS;
+
+/// What the bits of a result do not depend on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Invariance {
+    /// Anything but the row and the KV that it sees: not on how its prompt was cut into steps, or decoded.
+    Row,
+    /// What else is in the batch.
+    Batch,
+    /// Neither.
+    None,
+}
+
+impl Invariance {
+    const fn cut_by(self) -> CutBy {
+        match self {
+            Self::Row | Self::Batch => CutBy::Request,
+            Self::None => CutBy::Batch,
+        }
+    }
+}
+
 /// How one group of layers is planned.
 #[derive(Clone, Debug)]
 pub(crate) struct GroupPolicy {
@@ -35,8 +63,8 @@ pub(crate) struct GroupPolicy {
 }
 
 impl GroupPolicy {
-    /// The policies of a model's groups; `kernels` are those of its layers, `by` is what chunks depend on.
-    pub(crate) fn of_model(model: &ModelSpec, kernels: &[LayerKernels], num_sms: u32, by: CutBy) -> Vec<Self> {
+    /// The policies of a model's groups; `kernels` are those of its layers, `keeps` is what their bits do not depend on.
+    pub(crate) fn of_model(model: &ModelSpec, kernels: &[LayerKernels], num_sms: u32, keeps: Invariance) -> Vec<Self> {
         let of_group = |(index, group): (usize, &PlanGroup)| {
             let of_layers = || kernels.iter().enumerate().filter(move |(l, _)| model.group_of(*l) == Some(index));
             let first = of_layers().next().map(|(_, kernels)| *kernels).expect("a group has a layer");
@@ -44,7 +72,13 @@ impl GroupPolicy {
             let decode = of_layers().map(|(_, k)| k.decode).collect::<Option<Vec<Pair>>>();
             let extend: Vec<Pair> = of_layers().map(|(_, k)| k.extend).collect();
             let decode_config = decode.as_ref().map(|pairs| {
-                config(group, pairs, decode_chunking(group.heads.group_size(), by), Sharing::Guided, num_sms)
+                config(
+                    group,
+                    pairs,
+                    decode_chunking(group.heads.group_size(), keeps.cut_by()),
+                    Sharing::Guided,
+                    num_sms,
+                )
             });
             let claims_heads = extend.iter().all(|pair| pair.family() != "plain");
             let sharing = if claims_heads { Sharing::LongestTile } else { Sharing::Even };
@@ -52,7 +86,7 @@ impl GroupPolicy {
                 group: *group,
                 max_decode_q_len: decode_config.map_or(0, |config| config.tile_len),
                 decode: decode_config,
-                extend: config(group, &extend, extend_chunking(by), sharing, num_sms),
+                extend: config(group, &extend, extend_chunking(keeps), sharing, num_sms),
                 labels: [label(first.decode.map_or("plain", |pair| pair.family())), label(first.extend.family())],
             }
         };
@@ -144,12 +178,15 @@ fn partial_rows(config: &PlanConfig, group: &PlanGroup, limits: &CaptureLimits, 
 }
 
 /// How requests that extend are cut.
-const fn extend_chunking(by: CutBy) -> Chunking {
-    let shortest = match by {
-        CutBy::Request => EXTEND_CHUNK_LEN,
-        CutBy::Batch => SHORTEST_DECODE_CHUNK_LEN,
-    };
-    Chunking { by, chunk_len: EXTEND_CHUNK_LEN, shortest, max_q_len: MAX_SPLIT_Q_LEN }
+const fn extend_chunking(keeps: Invariance) -> Chunking {
+    let (by, chunk_len) = (keeps.cut_by(), EXTEND_CHUNK_LEN);
+    match keeps {
+        Invariance::Row => {
+            Chunking { by, chunk_len: STRICT_CHUNK_LEN, shortest: STRICT_CHUNK_LEN, max_q_len: u32::MAX }
+        }
+        Invariance::Batch => Chunking { by, chunk_len, shortest: chunk_len, max_q_len: MAX_SPLIT_Q_LEN },
+        Invariance::None => Chunking { by, chunk_len, shortest: SHORTEST_DECODE_CHUNK_LEN, max_q_len: MAX_SPLIT_Q_LEN },
+    }
 }
 
 /// How requests that decode are cut.

@@ -4,14 +4,14 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use attn_metadata::plan::{CutBy, PlanReport};
+use attn_metadata::plan::PlanReport;
 use attn_metadata::{Batch, HeadShape, Layer, LayerParams, ModelSpec, PoolShape, RawBatch};
 use kvpool::{Dtype, PageSize};
 use serde_json::Value;
 
 use super::*;
 use crate::entry::{Families, Limits, kernels_of};
-use crate::policy::GroupPolicy;
+use crate::policy::{GroupPolicy, Invariance};
 use crate::reports::report;
 
 const HOPPER: Limits = Limits { capability: (9, 0), shared_bytes: 232_448 };
@@ -36,7 +36,7 @@ fn h200() -> DeviceProperties {
 }
 
 /// A workload's plan, explained as the backend would.
-fn explained(workload: &Value, families: Families, by: CutBy) -> PlanReport {
+fn explained(workload: &Value, families: Families, by: Invariance) -> PlanReport {
     let number = |value: &Value| u32::try_from(value.as_u64().unwrap()).unwrap();
     let list = |key: &str| -> Vec<u32> { workload[key].as_array().unwrap().iter().map(number).collect() };
     let (q_lens, kv_lens, heads) = (list("q_lens"), list("kv_lens"), list("heads"));
@@ -75,7 +75,7 @@ fn explained(workload: &Value, families: Families, by: CutBy) -> PlanReport {
 }
 
 /// The report of a plan for the kernels that a row was measured with, `None` where today's choice has no such.
-fn of_kernels(workload: &Value, kernels: &str, by: CutBy) -> Option<PlanReport> {
+fn of_kernels(workload: &Value, kernels: &str, by: Invariance) -> Option<PlanReport> {
     let mut reports = [Families::All, Families::Portable].into_iter().map(|f| explained(workload, f, by));
     reports.find(|report| report.kernels() == kernels)
 }
@@ -87,8 +87,8 @@ fn every_workload_is_predicted_within_a_fifth() {
     let (mut num_compared, mut wrong) = (0, Vec::new());
     for row in results["results"].as_array().unwrap() {
         let by = match row["peer"].as_str() {
-            Some("cuda") => CutBy::Request,
-            Some("cuda-free") => CutBy::Batch,
+            Some("cuda") => Invariance::Batch,
+            Some("cuda-free") => Invariance::None,
             _ => continue,
         };
         let (Some(ms), Some(workload)) = (row["ms"].as_f64(), workload(&row["workload"])) else { continue };

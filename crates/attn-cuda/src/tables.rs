@@ -14,7 +14,7 @@ use crate::params::{AttnMergeUnit, AttnRange, AttnStep, AttnTile};
 /// Heads of a merge unit at most: `kMergeHeads` of `kernels/params.h`.
 const MERGE_HEADS: u32 = 8;
 /// Chunks that one warp merges: `kMergeWarpChunks` of `kernels/params.h`.
-const MERGE_WARP_CHUNKS: u32 = 32;
+pub(crate) const MERGE_WARP_CHUNKS: u32 = 32;
 /// Sections begin at multiples of this.
 const ALIGN_BYTES: usize = 256;
 

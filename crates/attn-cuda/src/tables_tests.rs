@@ -3,7 +3,6 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use attn_metadata::plan::CutBy;
 use attn_metadata::{
     Batch, Bucket, CaptureLimits, HeadShape, Layer, LayerParams, ModelSpec, PlanGroup, PoolShape, RawBatch,
 };
@@ -11,11 +10,11 @@ use kvpool::{Dtype, KvDtype, PageSize, Slot};
 
 use super::*;
 use crate::entry::{Families, Limits, kernels_of};
-use crate::policy::GroupPolicy;
+use crate::policy::{GroupPolicy, Invariance};
 
 const HOPPER: Limits = Limits { capability: (9, 0), shared_bytes: 232_448 };
 const PAGE: u32 = 16;
-const BY: [CutBy; 2] = [CutBy::Request, CutBy::Batch];
+const KEEPS: [Invariance; 3] = [Invariance::Row, Invariance::Batch, Invariance::None];
 
 struct Rng(u64);
 
@@ -32,9 +31,9 @@ fn model(heads: HeadShape, window_left: Option<u32>) -> Arc<ModelSpec> {
     Arc::new(ModelSpec::new(vec![layer], Dtype::Bf16, KvDtype::Bf16, page_size).unwrap())
 }
 
-fn policy(model: &ModelSpec, num_sms: u32, by: CutBy) -> GroupPolicy {
+fn policy(model: &ModelSpec, num_sms: u32, keeps: Invariance) -> GroupPolicy {
     let kernels = kernels_of(model, &model.layers()[0], &HOPPER, Families::All).unwrap();
-    GroupPolicy::of_model(model, &[kernels], num_sms, by).remove(0)
+    GroupPolicy::of_model(model, &[kernels], num_sms, keeps).remove(0)
 }
 
 /// A batch of requests (q_len, kv_len) that appends, with some padding rows.
@@ -166,7 +165,7 @@ fn tables_cover_every_unit_and_merge_every_split_row_once() {
     for case in 0..40 {
         let heads = [HeadShape::new(8, 2, 128), HeadShape::new(3, 3, 64), HeadShape::new(48, 1, 128)][case % 3];
         let model = model(heads, [None, Some(100)][case % 2]);
-        let policy = policy(&model, 7, BY[case / 6 % 2]);
+        let policy = policy(&model, 7, KEEPS[case / 6 % 3]);
         let count = 1 + rng.below(9);
         let (requests, padding) = (random_requests(&mut rng, count, 200, 20_000), rng.below(4));
         let batch = batch(&requests, padding);
@@ -193,7 +192,7 @@ fn a_bucket_has_room_for_every_batch_that_fits_it() {
     for case in 0..40 {
         let heads = [HeadShape::new(8, 2, 128), HeadShape::new(40, 8, 64), HeadShape::new(64, 1, 128)][case % 3];
         let model = model(heads, [None, Some(700)][case % 2]);
-        let (policy, group) = (policy(&model, 5, BY[case / 6 % 2]), &model.groups()[0]);
+        let (policy, group) = (policy(&model, 5, KEEPS[case / 6 % 3]), &model.groups()[0]);
         let bucket = Bucket { num_requests: 6, num_rows: 150 };
         let limits = CaptureLimits { buckets: vec![bucket], max_kv_len: 40_000, num_pool_pages: 20_000, appends: true };
         let bound = policy.size_bound(group, &limits, bucket);
@@ -224,7 +223,7 @@ fn a_bucket_has_room_for_every_batch_that_fits_it() {
 #[test]
 fn a_captured_step_without_a_batch_appends_nothing() {
     let model = model(HeadShape::new(8, 2, 128), None);
-    let policy = policy(&model, 5, CutBy::Request);
+    let policy = policy(&model, 5, Invariance::Batch);
     let batch = Batch::empty(PoolShape { num_pages: 9, page_size: model.page_size() });
     let mut plan = policy.plan(batch.pool());
     plan.update(&batch);
@@ -257,7 +256,7 @@ fn sections_are_aligned_and_do_not_overlap() {
 #[test]
 fn a_bucket_for_decoding_takes_no_long_request() {
     let model = model(HeadShape::new(32, 8, 128), None);
-    let policy = policy(&model, 132, CutBy::Request);
+    let policy = policy(&model, 132, Invariance::Batch);
     assert_eq!(policy.max_q_len(Bucket::decode(8)), 4);
     assert_eq!(policy.max_q_len(Bucket { num_requests: 8, num_rows: 9 }), u32::MAX);
     let limits = CaptureLimits { buckets: vec![], max_kv_len: 9000, num_pool_pages: 9000, appends: true };

@@ -38,6 +38,13 @@ fn cut_by_the_whole_batch_it_passes_all_but_invariance() {
 }
 
 #[test]
+fn the_strict_backend_passes_the_suite() {
+    if support::has_gpu() {
+        support::demand("conformance-strict", &host::run(&SMOKE, attn_cuda::host_strict_entry().create));
+    }
+}
+
+#[test]
 fn the_checked_kernels_pass_the_suite() {
     if support::has_gpu() {
         support::demand("conformance-checked", &host::run(&SMOKE, support::create_checked));

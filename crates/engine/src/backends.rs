@@ -18,6 +18,8 @@ const ROWS: &[fn() -> BackendEntry<Host>] = &[
     #[cfg(feature = "cuda")]
     attn_cuda::host_plain_entry,
     #[cfg(feature = "cuda")]
+    attn_cuda::host_strict_entry,
+    #[cfg(feature = "cuda")]
     attn_cuda::host_free_entry,
     attn_sparse::entry,
     attn_sparse::oracle_entry,
@@ -41,6 +43,7 @@ pub fn cuda_registry() -> Registry<attn_cuda::Cuda> {
         attn_cuda::entry(),
         attn_cuda::portable_entry(),
         attn_cuda::plain_entry(),
+        attn_cuda::strict_entry(),
         attn_cuda::free_entry(),
     ])
 }

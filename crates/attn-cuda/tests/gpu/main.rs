@@ -12,4 +12,5 @@ mod page_tables;
 mod problems;
 mod reruns;
 mod scene;
+mod strict;
 mod traps;

@@ -1,14 +1,16 @@
 //! A problem of the suite on the device itself, without the copies of the backend for main memory.
 
+use std::ops::Range;
 use std::sync::Arc;
 
+use attn_conformance::Case;
 use attn_conformance::harness::{Activation, Problem};
 use attn_cuda::device::{
     Captured, CudaKv, CudaLseMut, CudaTensor, CudaTensorMut, Device, DeviceBuffer, DeviceError, Graph,
 };
 use attn_cuda::{Cuda, CudaBackend, CudaDevice, Families};
 use attn_metadata::{
-    AttentionBackend, BackendConfig, Batch, BatchLimits, Io, Kv, PoolShape, Prepared, RawBatch, RunError,
+    AttentionBackend, BackendConfig, Batch, BatchLimits, CreateError, Io, Kv, PoolShape, Prepared, RawBatch, RunError,
 };
 use kvpool::{KvLayout, PageId, Slot};
 
@@ -36,6 +38,19 @@ pub struct Written {
     pub lse: Vec<u8>,
 }
 
+impl Written {
+    /// Some rows of it.
+    pub fn rows(&self, rows: Range<usize>, case: &Case) -> Self {
+        let heads = case.heads;
+        let part = |bytes: &[u8], row: usize| bytes[rows.start * row..rows.end * row].to_vec();
+        let num_heads = heads.num_qo_heads as usize;
+        Self {
+            out: part(&self.out, num_heads * heads.head_dim_vo as usize * case.q_dtype.size_bytes()),
+            lse: part(&self.lse, num_heads * size_of::<f32>()),
+        }
+    }
+}
+
 /// Where the pages of a problem are put.
 #[derive(Clone, Copy)]
 pub struct Place {
@@ -54,13 +69,23 @@ impl Place {
 impl Scene {
     /// Puts a problem of packed tensors on a device.
     pub fn new(device: CudaDevice, problem: Problem, place: Place) -> Result<Self, DeviceError> {
+        Self::with_backend(device, problem, place, |config| CudaBackend::with_families(config, place.families))
+    }
+
+    /// As [`new`](Self::new), on a backend of one's own.
+    pub fn with_backend(
+        device: CudaDevice,
+        problem: Problem,
+        place: Place,
+        make: impl FnOnce(&BackendConfig<Cuda>) -> Result<CudaBackend, CreateError>,
+    ) -> Result<Self, DeviceError> {
         let gpu = &device.device;
         let heads = problem.case.heads;
         let batch = moved_batch(&problem, place.first_page);
         let limits = BatchLimits { max_rows: 1 << 16, max_requests: 1 << 10, max_kv_len: 1 << 20 };
         let model = problem.case.model(vec![problem.layer()]);
         let config = BackendConfig::<Cuda> { model: Arc::clone(&model), limits, device: device.clone() };
-        let backend = CudaBackend::with_families(&config, place.families).unwrap();
+        let backend = make(&config).unwrap();
         let rows = problem.tables.num_rows * heads.num_qo_heads as usize;
         let size = problem.case.q_dtype.size_bytes();
         let v = problem.v.as_ref().map_or(Vec::new(), bytes_of);
@@ -90,12 +115,42 @@ impl Scene {
         self.written()
     }
 
+    /// Rows of the only request in a step of their own, which sees the tokens up to the last of them, over poisoned
+    /// outputs. The problem appends nothing.
+    pub fn run_rows(&mut self, rows: Range<usize>) -> Written {
+        let raw = self.problem.raw();
+        let request = self.problem.case.requests[0];
+        let kv_len = (request.kv_len - request.q_len) as usize + rows.end;
+        let page_size = self.problem.pool.page_size.get() as usize;
+        let num_pages = kv_len.div_ceil(page_size);
+        let int = |x: usize| i32::try_from(x).unwrap();
+        let part = RawBatch {
+            num_rows: rows.len(),
+            qo_indptr: &[0, int(rows.len())],
+            kv_indptr: &[0, int(num_pages)],
+            kv_indices: &raw.kv_indices[..num_pages],
+            kv_last_page_len: &[int(kv_len - (num_pages - 1) * page_size)],
+            slot_mapping: None,
+            custom_mask: None,
+        };
+        let step = self.backend.prepare_metadata(&Batch::from_raw(self.problem.pool, &part).unwrap()).unwrap();
+        self.poison();
+        self.forward_rows(&step, rows.clone()).unwrap();
+        self.written().rows(0..rows.len(), &self.problem.case)
+    }
+
     /// Gives the call to the stream.
     pub fn forward(&mut self, step: &Prepared) -> Result<(), RunError> {
+        self.forward_rows(step, 0..self.problem.tables.num_rows)
+    }
+
+    /// Gives the call for some rows of q to the stream; outputs begin with theirs.
+    fn forward_rows(&mut self, step: &Prepared, range: Range<usize>) -> Result<(), RunError> {
         let Self { backend, cache, problem, q, k, v, out, lse, .. } = self;
-        let (heads, dtype, rows) = (problem.case.heads, problem.case.q_dtype, problem.tables.num_rows);
+        let (heads, dtype, rows) = (problem.case.heads, problem.case.q_dtype, range.len());
         let shape = |heads: u32, dim: u32| [rows, heads as usize, dim as usize];
-        let view = |buffer, shape| CudaTensor::packed(buffer, 0, dtype, shape).unwrap();
+        let at = |[_, heads, dim]: [usize; 3]| range.start * heads * dim * dtype.size_bytes();
+        let view = |buffer, shape| CudaTensor::packed(buffer, at(shape), dtype, shape).unwrap();
         let kv: Kv<'_, Cuda> = if problem.case.append {
             let k = view(k, shape(heads.num_kv_heads, heads.head_dim_qk));
             Kv::Append { cache, k, v: Some(view(v, shape(heads.num_kv_heads, heads.head_dim_vo))) }

@@ -117,12 +117,7 @@ fn usage_errors_are_one_line_and_exit_2() {
         &["bench", "--cpu", "--plot", "a.json", "--out", "b.svg"],
         &["bench", "--cpu", "--filter", "no such workload"],
         &["bench", "--workloads", "no-such-file.json"],
-        &[
-            "bench",
-            "--workloads",
-            concat!(env!("CARGO_MANIFEST_DIR"), "/../../bench/gpu-moves.json"),
-            "--free-schedule",
-        ],
+        &["bench", "--workloads", concat!(env!("CARGO_MANIFEST_DIR"), "/../../bench/gpu-moves.json"), "--schedules"],
         &["explain"],
         &["explain", "--q-lens", "1,1", "--kv-lens", "4"],
         &["explain", "--q-lens", "", "--kv-lens", "4"],

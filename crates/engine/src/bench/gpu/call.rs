@@ -98,6 +98,7 @@ impl Call {
             GpuBackend::Fast => CudaBackend::new(&config)?,
             GpuBackend::Portable => CudaBackend::with_families(&config, Families::Portable)?,
             GpuBackend::Plain => CudaBackend::with_families(&config, Families::Plain)?,
+            GpuBackend::Strict => CudaBackend::strict(&config)?,
             GpuBackend::Free => CudaBackend::free(&config)?,
         })
     }

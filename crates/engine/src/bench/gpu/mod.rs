@@ -55,6 +55,8 @@ pub enum GpuBackend {
     Portable,
     /// `cuda-plain`: the kernel for any shape does everything.
     Plain,
+    /// `cuda-strict`: a row's bits do not depend on how its prompt was cut.
+    Strict,
     /// `cuda-free`: requests are cut by what else is in the batch.
     Free,
 }
@@ -67,6 +69,7 @@ impl GpuBackend {
             Self::Fast => "cuda",
             Self::Portable => "cuda-portable",
             Self::Plain => "cuda-plain",
+            Self::Strict => "cuda-strict",
             Self::Free => "cuda-free",
         }
     }
@@ -74,7 +77,7 @@ impl GpuBackend {
     /// The backend of a name.
     #[must_use]
     pub fn of_name(name: &str) -> Option<Self> {
-        [Self::Fast, Self::Portable, Self::Plain, Self::Free].into_iter().find(|kind| kind.name() == name)
+        [Self::Fast, Self::Portable, Self::Plain, Self::Strict, Self::Free].into_iter().find(|kind| kind.name() == name)
     }
 }
 
@@ -83,8 +86,8 @@ impl GpuBackend {
 pub struct GpuOptions {
     /// The backend.
     pub backend: GpuBackend,
-    /// Whether attention is measured with requests cut by the whole batch too, for the cost of not doing so.
-    pub with_free: bool,
+    /// Whether attention is measured on `cuda-free` and `cuda-strict` too, for what promises cost.
+    pub with_schedules: bool,
     /// Rates that others measured in the same run: reading memory, multiplying matrices.
     pub ceilings: Option<Ceilings>,
     /// The command, for the record.
@@ -117,8 +120,10 @@ pub fn measure_on_gpu(
     for workload in workloads {
         progress(&workload.name);
         let mut kinds = vec![options.backend];
-        if options.with_free && workload.is_attention() {
+        if options.with_schedules && workload.is_attention() {
             kinds.push(GpuBackend::Free);
+            // Which has no windows.
+            kinds.extend((workload.window == 0).then_some(GpuBackend::Strict));
         }
         let name = options.backend.name();
         match session.measure(workload, &kinds) {
@@ -128,8 +133,10 @@ pub fn measure_on_gpu(
                     ResultRow { kernels, ..row }
                 };
                 let mut rows: Vec<ResultRow> = kinds.iter().zip(figures).map(row).collect();
-                if let [ours, free] = &mut rows[..] {
-                    free.ratio = free.ms.zip(ours.ms).map(|(free, ours)| free / ours);
+                if let [ours, others @ ..] = &mut rows[..] {
+                    for other in others {
+                        other.ratio = other.ms.zip(ours.ms).map(|(theirs, ours)| theirs / ours);
+                    }
                 }
                 results.results.append(&mut rows);
             }

@@ -74,10 +74,10 @@ pub struct Args {
     /// A result file whose "ceilings" are taken, where attention runs on a GPU: reads of memory, matrix products
     #[arg(long, value_name = "FILE", requires = "workloads")]
     ceilings: Option<PathBuf>,
-    /// On a GPU: each workload a second time, requests cut by what else is in the batch (cuda-free); the ratio is that
-    /// time over ours
+    /// On a GPU: each workload again on cuda-free (requests cut by what else is in the batch) and on cuda-strict (bits of
+    /// a row that do not depend on how its prompt was cut); the ratio is that time over ours
     #[arg(long, requires = "workloads")]
-    free_schedule: bool,
+    schedules: bool,
     /// A peer to alternate rounds with: a command that takes the path of its JSON results as the last argument, as
     /// "python3 bench/cpu_peer.py --threads 2 --json"
     #[arg(long, value_name = "CMD", requires = "cpu")]
@@ -197,7 +197,7 @@ fn measure_gpu(args: &Args, workloads: &[Workload], backend: engine::bench::GpuB
     let ceilings = args.ceilings.as_deref().map(read_results).transpose()?;
     let command = std::env::args().collect::<Vec<_>>().join(" ");
     let ceilings = ceilings.and_then(|c| c.ceilings);
-    let options = engine::bench::GpuOptions { backend, with_free: args.free_schedule, ceilings, command };
+    let options = engine::bench::GpuOptions { backend, with_schedules: args.schedules, ceilings, command };
     let spinner = output::spinner();
     let measured = engine::bench::measure_on_gpu(workloads, &options, &mut |what| spinner.set_message(what.to_owned()));
     spinner.finish_and_clear();
@@ -213,10 +213,8 @@ fn measure(args: &Args, workloads: &[Workload]) -> Result<Results> {
     if let Some(results) = on_gpu(args, workloads) {
         return results;
     }
-    if args.free_schedule {
-        return Err(
-            Failure::usage("--free-schedule is for --attention-backend cuda; no other has two schedules").into()
-        );
+    if args.schedules {
+        return Err(Failure::usage("--schedules is for --attention-backend cuda; others have one").into());
     }
     if args.ceilings.is_some() {
         return Err(Failure::usage("--ceilings is for --attention-backend cuda; others measure their own").into());
