@@ -1,6 +1,6 @@
 //! What the kernel families reach on GPUs that they were measured on, for predictions in reports.
 //!
-//! Fitted to `docs/bench/gpu-h200.json`; a test compares. When a kernel changes, its row is fitted anew: `bytes_per_s` and
+//! Fitted to `docs/bench/gpu-h200.json`, `extend_sm90` to `docs/kernels/extend-sm90.md`; a test compares with the former. When a kernel changes, its row is fitted anew: `bytes_per_s` and
 //! `overhead_s` to a long and a short workload that memory bounds, `flops_per_s` and `unit_s` to one of long and one of
 //! short prompts.
 
@@ -48,6 +48,18 @@ const fn extend(max_dim: u32, is_fp8: bool, tflops: f64) -> Row {
     Row { gpu: "NVIDIA H200", capability: (9, 0), family: "cuda/extend", max_dim, is_fp8, rates }
 }
 
+const fn extend_sm90(max_dim: u32, kv_step: u32, tflops: f64) -> Row {
+    let rates = KernelRates {
+        bytes_per_s: 3.6e12,
+        flops_per_s: tflops * 1e12,
+        overhead_s: 11.0 * US,
+        unit_s: 3.0 * US,
+        merge_s: 3.0 * US,
+        kv_step,
+    };
+    Row { gpu: "NVIDIA H200", capability: (9, 0), family: "cuda/extend_sm90", max_dim, is_fp8: false, rates }
+}
+
 /// In order: the first that fits counts.
 const ROWS: &[Row] = &[
     decode(256, false, 4_350.0),
@@ -55,6 +67,9 @@ const ROWS: &[Row] = &[
     extend(64, false, 285.0),
     extend(128, false, 372.0),
     extend(256, false, 310.0),
+    extend_sm90(64, 112, 515.0),
+    extend_sm90(128, 80, 695.0),
+    extend_sm90(256, 80, 710.0),
 ];
 
 /// What the kernels of a family reach for a group of layers; `None` where nobody measured it.

@@ -70,16 +70,23 @@ pub fn run(args: &Args) -> Result<Outcome> {
         _ => lengths_request(args)?,
     };
     let Explained { selection, mut plan } = explain(&request).map_err(Failure::input)?;
-    let roofline = roofline(args)?;
-    // What a GPU does is not predicted from what the host can do.
-    plan.predict(&roofline, |backend| !backend.starts_with("cuda"));
+    // What a GPU does is not predicted from what the host can do: its backend knows, or nobody.
+    let is_on_host = |backend: &str| !backend.starts_with("cuda");
+    let needs_host = plan.groups.iter().any(|group| group.predicted_s.is_none() && is_on_host(group.backend));
+    let roofline = needs_host.then(|| roofline(args)).transpose()?;
+    roofline.iter().for_each(|roofline| plan.predict(roofline, is_on_host));
     if args.json {
         let rejected: Vec<_> =
             selection.rejected.iter().map(|r| json!({"name": r.name, "reasons": r.reasons})).collect();
         let chosen = json!({"extend": selection.extend.of_layers(), "decode": selection.decode.of_layers(), "rejected": rejected});
         output::write_json(&json!({"selection": chosen, "roofline": roofline, "plan": plan}))?;
     } else {
-        output::write(&format!("backend {selection}\n\n{plan}{}\n", describe(args, &roofline)))?;
+        let source = match &roofline {
+            Some(roofline) => describe(args, roofline),
+            None if plan.predicted_s().is_some() => "predicted from what these kernels reach on this GPU".to_owned(),
+            None => "not predicted: these kernels were not measured on this GPU".to_owned(),
+        };
+        output::write(&format!("backend {selection}\n\n{plan}{source}\n"))?;
     }
     Ok(Outcome::Success)
 }
