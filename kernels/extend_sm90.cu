@@ -67,33 +67,62 @@ __device__ __forceinline__ void start_values(const Weights<C>& weights, uint32_t
   products_commit();
 }
 
-// Softcap, ALiBi, then -inf for keys that a row does not see.
+// A row of this thread, and what it sees.
+struct RowSight {
+  int token, head_in_group, q_pos;
+  KeyRange keys;
+};
+
+__device__ __forceinline__ RowSight sight_of_row(const AttnParams& p, uint32_t magic, const Work& work, int half) {
+  const int row = min(work.first_row + row_of_thread() + half * 8, work.num_rows - 1), token = token_of(p, magic, row);  // surplus rows: any
+  const int q_pos = work.at.facts.q_pos + token;
+  KeyRange keys = visible_keys(p, q_pos);
+  keys.last = min(keys.last, work.end - 1);
+  return {token, row - token * p.group_size, q_pos, keys};
+}
+
+// -inf for keys that a row does not see, on one side of those that it does; `first` is the thread's first key of the tile.
+template <class C, bool kAbove>
+__device__ __forceinline__ void mask_side(int half, int bound, int first, Scores<C>& s) {
+#pragma unroll
+  for (int n = 0; n < C::kTile / 8; ++n) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (kAbove ? n * 8 + i > bound - first : n * 8 + i < bound - first) s[4 * n + 2 * half + i] = -kInf;
+    }
+  }
+}
+
 template <class C>
-__device__ __forceinline__ void mask_scores(const AttnParams& p, const Work& work, int tile_begin, float scale, Scores<C>& s) {
+__device__ __forceinline__ void mask_scores(const AttnParams& p, uint32_t magic, const Work& work, const Sight& sight, int tile_begin, Scores<C>& s) {
+  const int first = tile_begin + threadIdx.x % 4 * 2;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int row = min(work.first_row + row_of_thread() + half * 8, work.num_rows - 1), token = row / p.group_size;  // surplus rows: any
-    const int q_pos = work.at.facts.q_pos + token;
-    const KeyRange keys = visible_keys(p, q_pos);
-    const int last = min(keys.last, work.end - 1);
-    float slope = 0.0f;
-    int64_t mask_begin = 0;
-    if constexpr (C::kGeneral) {
-      if (p.alibi_slopes != 0) slope = ptr<const float>(p.alibi_slopes)[work.at.kv_head * p.group_size + row - token * p.group_size];
-      mask_begin = ptr<const AttnTile>(p.tiles)[work.at.tile].mask_begin;
-    }
-    const int first = tile_begin + threadIdx.x % 4 * 2;
+    const KeyRange keys = sight_of_row(p, magic, work, half).keys;
+    if (tile_begin + C::kTile > sight.unmasked_end) mask_side<C, true>(half, keys.last, first, s);
+    if (tile_begin < sight.unmasked_begin) mask_side<C, false>(half, keys.first, first, s);
+  }
+}
+
+// Softcap, ALiBi, then -inf for keys that a row does not see.
+template <class C>
+__device__ __forceinline__ void shape_scores(const AttnParams& p, uint32_t magic, const Work& work, int tile_begin, Scores<C>& s) {
+  const float scale = p.sm_scale * p.k_scale;
+  const int first = tile_begin + threadIdx.x % 4 * 2;
+  const int64_t mask_begin = ptr<const AttnTile>(p.tiles)[work.at.tile].mask_begin;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const RowSight row = sight_of_row(p, magic, work, half);
+    const float slope = p.alibi_slopes != 0 ? ptr<const float>(p.alibi_slopes)[work.at.kv_head * p.group_size + row.head_in_group] : 0.0f;
 #pragma unroll
     for (int n = 0; n < C::kTile / 8; ++n) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int key = first + n * 8 + i;
         float& x = s[4 * n + 2 * half + i];
-        bool visible = key >= keys.first && key <= last;
-        if constexpr (C::kGeneral) {
-          x = shape_score(p, x * scale, slope, key - q_pos) * kLog2e;
-          if (p.custom_mask != 0 && visible) visible = mask_bit(p, mask_begin, work.at.facts.kv_len, token, key);
-        }
+        bool visible = key >= row.keys.first && key <= row.keys.last;
+        x = shape_score(p, x * scale, slope, key - row.q_pos) * kLog2e;
+        if (p.custom_mask != 0 && visible) visible = mask_bit(p, mask_begin, work.at.facts.kv_len, row.token, key);
         if (!visible) x = -kInf;
       }
     }
@@ -216,7 +245,12 @@ struct Walk {
   }
 
   __device__ __forceinline__ void shape(const Work& work, int pos, Scores<C>& s) const {
-    if (C::kGeneral || pos < sight_in(work).unmasked_begin || pos + C::kTile > sight_in(work).unmasked_end) mask_scores<C>(p, work, pos, p.sm_scale * p.k_scale, s);
+    const Sight& sight = sight_in(work);
+    if constexpr (C::kGeneral) {
+      shape_scores<C>(p, shared.magic, work, pos, s);
+    } else if (pos < sight.unmasked_begin || pos + C::kTile > sight.unmasked_end) {
+      mask_scores<C>(p, shared.magic, work, sight, pos, s);
+    }
   }
 
   __device__ __forceinline__ void begin_values(const Weights<C>& weights, Rows<C>& rows) {
@@ -322,13 +356,13 @@ __device__ __forceinline__ void transpose_quad(uint32_t (&x)[4]) {
 
 // Results of the thread's rows. Quads swap words, so that stores are 16 bytes wide.
 template <class C>
-__device__ __forceinline__ void write_results(const AttnParams& p, const Work& work, float c, Rows<C>& rows) {
+__device__ __forceinline__ void write_results(const AttnParams& p, uint32_t magic, const Work& work, float c, Rows<C>& rows) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const float l = quad_sum(rows.l[half]);
     const int of_pass = row_of_thread() + half * 8, row = min(work.first_row + of_pass, work.num_rows - 1);
     const bool is_real = work.first_row + of_pass < work.num_rows;
-    const int token = row / p.group_size, head = work.at.kv_head * p.group_size + row - token * p.group_size;
+    const int token = token_of(p, magic, row), head = work.at.kv_head * p.group_size + row - token * p.group_size;
     const int in_batch = work.at.facts.q_begin + token;
     const RowEnd end = end_row(l, lse_base2(rows.m[half], l, c), sink_of(p, head));
     const float scale = end.scale * p.v_scale;
@@ -365,7 +399,7 @@ __device__ __forceinline__ void compute_all(const AttnParams& p, Shared<C>& shar
     if (walk.work_of(unit).at.facts.num_chunks > 1) {
       write_partials<C>(p, walk.work_of(unit), walk.c, rows);
     } else {
-      write_results<C>(p, walk.work_of(unit), walk.c, rows);
+      write_results<C>(p, shared.magic, walk.work_of(unit), walk.c, rows);
     }
     if (!C::kEntersEarly) walk.enter(unit + 1, s);
   }
@@ -389,9 +423,10 @@ __device__ __forceinline__ void extend(const AttnParams& p) {
   int claimed = static_cast<int>(blockIdx.x);
   if (threadIdx.x < 32) {
     Work& none = shared.units[C::kUnits - 1];
+    if (threadIdx.x == 0) shared.magic = group_magic(p);
     if (threadIdx.x == 0) none.at.init(p, static_cast<int>(blockIdx.x)), none.begin = none.end = none.num_rows = none.first_row = 0;
     __syncwarp();
-    make_next<C>(p, none, shared.units[0], claimed);
+    make_next<C>(p, group_magic(p), none, shared.units[0], claimed);
   }
   zero_padding_rows<typename C::Q, C::kDv>(p);
   __syncthreads();

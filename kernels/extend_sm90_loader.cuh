@@ -58,6 +58,7 @@ struct __align__(1024) Shared {
   uint64_t full_q[C::kQs], empty_q[C::kQs];
   uint64_t full_k[C::kStages], empty_k[C::kStages];
   uint64_t full_v[C::kStages], empty_v[C::kStages];
+  uint32_t magic;  // of the group
 };
 
 // A place in a ring of kSize, and how often it went round, modulo 2.
@@ -90,13 +91,21 @@ __device__ __forceinline__ int thread_number() {
   return x;
 }
 
+// Rows to tokens: what row / group_size is, by a multiplication where that is exact. 0: by division.
+__device__ __forceinline__ uint32_t group_magic(const AttnParams& p) { return p.group_size < 1 << 15 ? 0xffffffffu / p.group_size + 1 : 0; }
+
+__device__ __forceinline__ int token_of(const AttnParams& p, uint32_t magic, int row) {
+  if (p.group_size == 1) return row;
+  return magic != 0 ? static_cast<int>(__umulhi(row, magic)) : row / p.group_size;
+}
+
 // What warpgroup `group` sees of a pass.
 template <class C>
-__device__ __forceinline__ Sight sight_of(const AttnParams& p, const Work& work, int group) {
+__device__ __forceinline__ Sight sight_of(const AttnParams& p, uint32_t magic, const Work& work, int group) {
   const int first = work.first_row + group * 64, last = min(first + 64, work.num_rows) - 1;
   if (first > last) return {0, 0, 0, 0};
   const int q_pos = work.at.facts.q_pos;
-  const KeyRange of_first = visible_keys(p, q_pos + first / p.group_size), of_last = visible_keys(p, q_pos + last / p.group_size);
+  const KeyRange of_first = visible_keys(p, q_pos + token_of(p, magic, first)), of_last = visible_keys(p, q_pos + token_of(p, magic, last));
   const int begin = max(work.begin, of_first.first), end = min(work.end - 1, of_last.last) + 1;
   if (begin >= end) return {0, 0, 0, 0};
   return {(begin - work.begin) / C::kTile, (end - work.begin + C::kTile - 1) / C::kTile, max(work.begin, of_last.first),
@@ -105,7 +114,7 @@ __device__ __forceinline__ Sight sight_of(const AttnParams& p, const Work& work,
 
 // Makes the unit (or pass) after `from`, by one warp. `claimed`: the head that the first lane has claimed.
 template <class C>
-__device__ __forceinline__ void make_next(const AttnParams& p, const Work& from, Work& to, int& claimed) {
+__device__ __forceinline__ void make_next(const AttnParams& p, uint32_t magic, const Work& from, Work& to, int& claimed) {
   for (int i = threadIdx.x; i < static_cast<int>(sizeof(Work) / 4); i += 32) reinterpret_cast<int*>(&to)[i] = reinterpret_cast<const int*>(&from)[i];
   __syncwarp();
   if (threadIdx.x == 0) {
@@ -122,18 +131,18 @@ __device__ __forceinline__ void make_next(const AttnParams& p, const Work& from,
     }
   }
   __syncwarp();
-  if (threadIdx.x < C::kGroups) to.sights[threadIdx.x] = sight_of<C>(p, to, threadIdx.x);
+  if (threadIdx.x < C::kGroups) to.sights[threadIdx.x] = sight_of<C>(p, magic, to, threadIdx.x);
 }
 
 // Starts copying the rows [first_row, first_row + kRows) of the unit's q, by all warps but the first. Eight threads share a
 // row; each knows one of eight of theirs at a time.
 template <class C>
-__device__ __forceinline__ void copy_q(const AttnParams& p, const Work& work, uint32_t q) {
+__device__ __forceinline__ void copy_q(const AttnParams& p, uint32_t magic, const Work& work, uint32_t q) {
   constexpr int kRowsAtOnce = (C::kWarpgroup - 32) / 8;
   const int thread = thread_number() - 32, lane = thread % 8;
 #pragma unroll 1
   for (int first = thread / 8; first < C::kRows; first += 8 * kRowsAtOnce) {
-    const int of_pass = first + lane * kRowsAtOnce, row = work.first_row + of_pass, token = row / p.group_size;
+    const int of_pass = first + lane * kRowsAtOnce, row = work.first_row + of_pass, token = token_of(p, magic, row);
     const int head = work.at.kv_head * p.group_size + row - token * p.group_size;
     const int64_t known = row < work.num_rows ? (work.at.facts.q_begin + token) * p.q_stride_row + head * p.q_stride_head : -1;
     const uint32_t known_to = q + of_pass / 64 * 64 * C::kDq * 2 + of_pass % 64 * kPanelRow;
@@ -232,11 +241,11 @@ __device__ __forceinline__ void copy_all(const AttnParams& p, Shared<C>& shared,
     // q after the first tile: its place may be in use to the end of an earlier unit.
     barrier_wait(&shared.empty_q[q], unit / C::kQs % 2 ^ 1);
     if (threadIdx.x >= 32) {
-      if (has_tile) copy_q<C>(p, work, shared_address(shared.q[q]));
+      if (has_tile) copy_q<C>(p, shared.magic, work, shared_address(shared.q[q]));
       barrier_arrive_after_copies(&shared.full_q[q]);
     } else {
       if (threadIdx.x == 0) barrier_arrive(&shared.full_q[q]);  // the unit is written
-      if (!is_last) make_next<C>(p, work, next, claimed);
+      if (!is_last) make_next<C>(p, shared.magic, work, next, claimed);
     }
     if (is_last) break;
     int pos = work.begin + C::kTile;
