@@ -11,8 +11,8 @@
 // Which tokens a warp takes, and the order in which states are added, depend on the chunk alone: so do the bits.
 //
 // Shared memory, bytes: kWarps x kStages x 16 kGroups x (row of K + row of V), see tile.cuh; the slot in which states are
-//   handed on, see kSlotInRing; kMaxRows rows of q where they are not in registers; for each warp a Cursor and kStages
-//   TileInfos; kClaims claimed ranges; kWarps barriers.
+//   handed on, see kSlotInRing; kMaxRows rows of q where they are not in registers; for each warp a Cursor, kStages
+//   TileInfos and the page ids of as many tiles; kClaims claimed ranges; kWarps barriers.
 // Registers, per thread: kDv / 2 outputs, kDq / 4 of q, 4 x 2 x kGroups scores.
 // Synchronisation: a warp's copies are seen after its own cp.async wait and __syncwarp. States are handed on by barriers
 //   between two warps, see end_unit. Where q is in shared memory, block barriers around its exchange, once for each run of
@@ -71,7 +71,7 @@ struct Config {
   static constexpr int kClaimsAt = kSlotAt + (kSlotInRing ? 0 : kSlotBytes);
   static constexpr int kBarriersAt = kClaimsAt + kClaims * 8;
   static constexpr int kWarpAt = kBarriersAt + kWarps * 8;
-  static constexpr int kWarpBytes = static_cast<int>(sizeof(Cursor)) + kStages * static_cast<int>(sizeof(TileInfo));
+  static constexpr int kWarpBytes = static_cast<int>(sizeof(Cursor)) + kStages * (static_cast<int>(sizeof(TileInfo)) + kOwn * 4);
   static constexpr int kSharedBytes = kWarpAt + kWarps * kWarpBytes;
 
   // Copying: kLanesPerRow lanes share a row; each lane takes the rows r0, r0 + kRowsPerPass, ...

@@ -53,16 +53,24 @@ struct Claims {
 // Its cursor lies in shared memory to spare registers: all lanes read it and step alike, lane 0 writes it back.
 template <class C>
 struct Loader {
-  unsigned char* mine;  // the warp's Cursor and TileInfos
+  // Page ids on their way to shared memory, of the unit's first kStages tiles: of what the warp owns, tile by tile over the lanes.
+  static constexpr int kFresh = (C::kStages * C::kOwn + 31) / 32;
+
+  unsigned char* mine;  // the warp's Cursor, TileInfos and page ids
   int pos, end;         // the next tile's first token; end of its chunk
   int kv_head;
   bool has_more;
-  // Page ids of what the warp owns of the next two tiles: where that is 16 tokens, half of the lanes hold one tile's each, see half.
-  int page[C::kGroups];
-  int claimed;          // first lane of the first warp: the range to go on with; -1: not asked for yet
+  bool is_fresh;        // the next tile is the first of its unit
+  int fresh[kFresh];
+  int claimed;          // first lane of the first warp: how many were claimed before, by any block; -1: not asked for yet
 
   __device__ __forceinline__ Cursor& cursor() const { return *reinterpret_cast<Cursor*>(mine); }
   __device__ __forceinline__ TileInfo& info(int stage) const { return reinterpret_cast<TileInfo*>(mine + sizeof(Cursor))[stage]; }
+
+  // Page ids of what the warp owns of the tile that goes to a stage.
+  __device__ __forceinline__ int* pages(int stage) const {
+    return reinterpret_cast<int*>(mine + sizeof(Cursor) + C::kStages * sizeof(TileInfo)) + stage * C::kOwn;
+  }
 
   __device__ __forceinline__ void start(const AttnParams& p, unsigned char* in_shared) {
     mine = in_shared;
@@ -70,14 +78,13 @@ struct Loader {
     has_more = unit.first(p);
     unit.num_claims = p.claim != 0 && unit.num_ranges > static_cast<int>(gridDim.x) ? 0 : -1;
     enter(p, unit);
-    find_pages(p, true);
   }
 
   __device__ __forceinline__ void step(const AttnParams& p, Cursor& unit, Claims claims) {
     const bool is_claiming = unit.num_claims >= 0;
     if (is_claiming && unit.left == 0) {
       ++unit.num_claims;
-      int range = claimed;
+      int range = static_cast<int>(gridDim.x) + claimed;
       if (threadIdx.x == 0) {
         claims.publish(unit.num_claims, range);
       } else if (threadIdx.x % 32 == 0) {
@@ -93,7 +100,7 @@ struct Loader {
   // Asks for the next range when the last unit of this one has few tiles left to copy: early enough for the answer to be there
   // in time, and no earlier, since a block that others have overtaken should not take more.
   __device__ __forceinline__ void claim(const AttnParams& p) {
-    if (claimed < 0 && end - pos <= kClaimAhead * C::kTile) claimed = static_cast<int>(gridDim.x) + atomicAdd(ptr<int>(p.claim), 1);
+    if (claimed < 0 && end - pos <= kClaimAhead * C::kTile) claimed = atomicAdd(ptr<int>(p.claim), 1);
   }
 
   __device__ __forceinline__ void enter(const AttnParams& p, const Cursor& unit) {
@@ -102,26 +109,59 @@ struct Loader {
       kv_head = unit.kv_head;
       claimed = -1;
       if (threadIdx.x % 32 == 0) cursor() = unit;
+      find_pages(p, unit.facts);
     }
     __syncwarp();
   }
 
-  // Page ids of the tile after the next, two tiles before its copies need them; after a step also of the next one.
-  __device__ __forceinline__ void find_pages(const AttnParams& p, bool is_new_unit) {
-    const int lane = threadIdx.x % 32, first = pos + threadIdx.x / 32 * C::kOwn;
-    if (C::kGroups == 2) {
-      page[0] = is_new_unit ? page_at(p, first + lane) : page[C::kGroups - 1];
-      page[C::kGroups - 1] = page_at(p, first + C::kTile + lane);
-    } else {
-      const bool holds_next = lane / 16 == half();
-      if (is_new_unit || !holds_next) page[0] = page_at(p, first + (holds_next ? 0 : C::kTile) + lane % 16);
+  // Asks for the page ids of the first tiles of a unit, as many as there are stages. Those of a later tile are copied to shared
+  // memory by the copies of the tile kStages before it: in a register they would be waited for wherever q may be, since the few
+  // counters of loads under way are shared.
+  __device__ __forceinline__ void find_pages(const AttnParams& p, const TileFacts& facts) {
+    is_fresh = true;
+#pragma unroll
+    for (int i = 0; i < kFresh; ++i) {
+      const int at = threadIdx.x % 32 + 32 * i, t = pos + at / C::kOwn * C::kTile + threadIdx.x / 32 * C::kOwn + at % C::kOwn;
+      fresh[i] = t < end ? place_of<kKernelDecode>(p, facts.pages_begin, t, facts.request).page : 0;
     }
   }
 
-  __device__ __forceinline__ int half() const { return pos / C::kTile % 2; }
+  // Puts them where copies find them; `stage_idx`: of the first tile.
+  __device__ __forceinline__ void put_pages(int stage_idx) {
+    is_fresh = false;
+#pragma unroll
+    for (int i = 0; i < kFresh; ++i) {
+      const int at = threadIdx.x % 32 + 32 * i, stage = stage_idx + at / C::kOwn;
+      if (at < C::kStages * C::kOwn) pages(stage >= C::kStages ? stage - C::kStages : stage)[at % C::kOwn] = fresh[i];
+    }
+    __syncwarp();
+  }
 
-  __device__ __forceinline__ int page_at(const AttnParams& p, int t) const {
-    return has_more && t < end ? place_of<kKernelDecode>(p, cursor().facts.pages_begin, t, cursor().facts.request).page : 0;
+  // Addresses of what the warp owns of a tile: each lane has found one row of K and one of V, or, where there are but 16, one of
+  // either. A copying lane asks the one that has its row.
+  struct Addresses {
+    uint64_t of_lane[C::kGroups];
+
+    __device__ __forceinline__ const char* k(int row) const { return ptr<const char>(__shfl_sync(~0u, of_lane[0], row)); }
+    __device__ __forceinline__ const char* v(int row) const {
+      return ptr<const char>(__shfl_sync(~0u, of_lane[C::kGroups - 1], C::kGroups == 1 ? row + C::kOwn : row));
+    }
+  };
+
+  __device__ __forceinline__ Addresses find_rows(const AttnParams& p, int first, int stage_idx) const {
+    const int lane = threadIdx.x % 32, row = lane % C::kOwn, t = first + row;
+    const Place place = {t < end ? pages(stage_idx)[row] : 0, t - page_of(p.page_magic, p.page_shift, t) * p.page_size};
+    ATTN_CHECK(place.page >= 0 && place.page < p.num_pages, p.check, kKernelDecode, kCheckPageId, cursor().facts.request, place.page);
+    auto at = [&](uint64_t plane, int64_t stride_page, int64_t stride_token, int64_t stride_head) {
+      return plane + (kv_head * stride_head + cache_offset(place, stride_page, stride_token)) * C::KV::kBytes;
+    };
+    if constexpr (C::kGroups == 1) {
+      const bool is_k = lane < C::kOwn;
+      return {{at(is_k ? p.k : p.v, is_k ? p.k_stride_page : p.v_stride_page, is_k ? p.k_stride_token : p.v_stride_token,
+                  is_k ? p.k_stride_head : p.v_stride_head)}};
+    } else {
+      return {{at(p.k, p.k_stride_page, p.k_stride_token, p.k_stride_head), at(p.v, p.v_stride_page, p.v_stride_token, p.v_stride_head)}};
+    }
   }
 
   __device__ __forceinline__ bool needs_mask(const AttnParams& p, const TileFacts& t) const {
@@ -134,17 +174,15 @@ struct Loader {
     const bool copied = has_more;
     if (has_more) {
       const int lane = threadIdx.x % 32, r0 = lane / C::kLanesPerRow, in_row = lane % C::kLanesPerRow;
-      const char* k_base = ptr<const char>(p.k) + kv_head * p.k_stride_head * C::KV::kBytes + in_row * 16;
-      const char* v_base = ptr<const char>(p.v) + kv_head * p.v_stride_head * C::KV::kBytes + in_row * 16;
       const int first = pos + threadIdx.x / 32 * C::kOwn;
+      if (is_fresh) put_pages(stage_idx);
+      const Addresses addresses = find_rows(p, first, stage_idx);
 #pragma unroll
       for (int i = 0; i < C::kPasses; ++i) {
-        const int row = r0 + i * C::kRowsPerPass, t = first + row;
-        const bool valid = t < end;
-        const int its_page = __shfl_sync(~0u, page[0], C::kGroups == 1 ? row + half() * 16 : row);
-        const Place place = {valid ? its_page : 0, t - page_of(p.page_magic, p.page_shift, t) * p.page_size};
-        const char* k = k_base + cache_offset(place, p.k_stride_page, p.k_stride_token) * C::KV::kBytes;
-        const char* v = v_base + cache_offset(place, p.v_stride_page, p.v_stride_token) * C::KV::kBytes;
+        const int row = r0 + i * C::kRowsPerPass;
+        const bool valid = first + row < end;
+        const char* k = addresses.k(row) + in_row * 16;
+        const char* v = addresses.v(row) + in_row * 16;
 #pragma unroll
         for (int j = 0; j < C::kKCopies; ++j) {
           cp_async16_or_zero(stage + C::KLayout::at(row, in_row + j * C::kLanesPerRow), k + j * C::kLanesPerRow * 16, valid);
@@ -164,12 +202,14 @@ struct Loader {
         if (is_last) to.partial = unit.facts.num_chunks > 1 ? static_cast<int>(partial_row(p, unit.facts, kv_head, unit.chunk)) : -1;
       }
       if (threadIdx.x == 0 && unit.num_claims >= 0 && unit.left == 0) claim(p);
+      __syncwarp();  // all have read the page ids
+      const int ahead = first + C::kStages * C::kTile + lane;
+      if (lane < C::kOwn && ahead < end) fetch_page<kKernelDecode>(p, unit.facts.pages_begin, ahead, pages(stage_idx) + lane);
       pos += C::kTile;
       if (is_last) {
         Cursor next = unit;
         step(p, next, claims);
       }
-      find_pages(p, is_last);
     }
     cp_async_commit();
     return copied;

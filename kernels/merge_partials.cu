@@ -2,9 +2,9 @@
 //
 //   out = sum_i w_i out_i / (sum_i w_i + sink),  w_i = 2^(lse_i - max lse);  lse = ln (sum + sink) + max
 //
-// Grid: any; a block of 8 warps takes merge units (a row and up to 8 heads). A head of few chunks belongs to one warp; of
-// more, to the block, each warp taking an eighth of the chunks. Which it is depends on the tile alone: so do the bits.
-// Shared memory, static: 8 warps x (128 outputs + weight) f32. Empty states have lse = -inf and weight 0.
+// Grid: any; a block of 8 warps takes merge units: a row and up to 8 heads, a warp each; or, where there are many chunks, a row, a
+// head and a segment of its dims, 8 lanes each taking a 32nd of the chunks. Which it is depends on the tile alone: so do the bits.
+// Shared memory, static: 8 warps x (32 outputs, the largest LSE, the weight) f32. Empty states have lse = -inf and weight 0.
 #include "primitives/launch.cuh"
 #include "primitives/rows.cuh"
 #include "primitives/softmax.cuh"
@@ -17,16 +17,16 @@ constexpr int kThreads = 32 * kWarps;
 constexpr int kAhead = 8;  // loads of partial outputs under way
 static_assert(kWarps == kMergeHeads, "a warp a head");
 
-// The states of one (row, head): state i is at base + i x stride.
+// The states of one (row, head), `stride` rows apart.
 struct States {
-  const float* out;
+  const float* out;  // of the first
   const float* lse;
-  int64_t base, stride;
+  int stride;
   int num;
 };
 
 struct Shared {
-  float4 sum[kWarps][32];
+  float4 sum[kWarps][kMergeSegment / 4];
   float top[kWarps], weight[kWarps];
 };
 
@@ -35,12 +35,13 @@ struct Outputs {
   float4 x[kAhead];
 
   __device__ __forceinline__ void load(const States& s, int begin, int end, int dv, int d) {
-    const int64_t step = s.stride * dv;
-    const float* from = s.out + (s.base + begin * s.stride) * dv + d;
+    const int64_t step = static_cast<int64_t>(s.stride) * dv;
+    const float* from = s.out + begin * step + d;
+    const int num = d < dv ? end - begin : 0;
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
       x[i] = make_float4(0, 0, 0, 0);
-      if (begin + i < end && d < dv) x[i] = load_fresh4(from);
+      if (i < num) x[i] = load_fresh4(from);
       from += step;
     }
   }
@@ -56,19 +57,8 @@ struct Outputs {
   }
 };
 
-// sum_i w_i out_i over states [begin, end) of dims d .. d + 3; `w` is weight i in lane i - begin, 0 beyond `end`.
-__device__ __forceinline__ float4 weighted_sum(const States& s, int begin, int end, float w, int dv, int d) {
-  float4 sum = make_float4(0, 0, 0, 0);
-  Outputs outputs;
-  for (int i = begin; i < end; i += kAhead) {
-    outputs.load(s, i, end, dv, d);
-    outputs.add_to(sum, w, i - begin);
-  }
-  return sum;
-}
-
 __device__ __forceinline__ float load_lse(const States& s, int i) {
-  return *const_cast<const volatile float*>(s.lse + s.base + i * s.stride);
+  return *const_cast<const volatile float*>(s.lse + i * s.stride);
 }
 
 template <class T>
@@ -82,63 +72,75 @@ __device__ __forceinline__ void write_row(const AttnParams& p, int row, int head
 template <class T>
 __device__ __forceinline__ void merge_few(const AttnParams& p, const States& s, int row, int head) {
   const int lane = threadIdx.x % 32;
-  Outputs first;
-  first.load(s, 0, s.num, p.head_dim_vo, lane * 4);
-  const float lse = lane < s.num ? load_lse(s, lane) : -kInf;
-  const float top = warp_max(lse);
-  const float w = exp2_approx(lse - (top == -kInf ? 0.0f : top));
-  const float total = warp_sum(w);
-  const RowEnd end = end_row(total, lse_base2(top, total, 1.0f), sink_of(p, head));
+  float w = 0.0f, top = 0.0f, total = 0.0f;
+#pragma unroll 1
   for (int d = lane * 4; d < (p.head_dim_vo + 127) / 128 * 128; d += 128) {
     float4 sum = make_float4(0, 0, 0, 0);
-    if (d != lane * 4) first.load(s, 0, s.num, p.head_dim_vo, d);
-    first.add_to(sum, w, 0);
-    Outputs outputs;
-    for (int i = kAhead; i < s.num; i += kAhead) {
+#pragma unroll 1
+    for (int i = 0; i < s.num; i += kAhead) {
+      Outputs outputs;
       outputs.load(s, i, s.num, p.head_dim_vo, d);
+      if (i == 0 && d < 128) {
+        const float lse = lane < s.num ? load_lse(s, lane) : -kInf;
+        top = warp_max(lse);
+        w = exp2_approx(lse - (top == -kInf ? 0.0f : top));
+        total = warp_sum(w);
+      }
       outputs.add_to(sum, w, i);
     }
-    write_row<T>(p, row, head, d, sum, end);
+    write_row<T>(p, row, head, d, sum, end_row(total, lse_base2(top, total, 1.0f), sink_of(p, head)));
   }
 }
 
-// The whole block, any number of states.
+// The whole block, any number of states, dims of one segment: 8 lanes have the segment's dims, and 32 such groups of lanes an equal
+// share of the states each.
 template <class T>
-__device__ __forceinline__ void merge_many(const AttnParams& p, const States& s, int row, int head, Shared& shared) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int share = (s.num + kWarps - 1) / kWarps;
-  const int begin = min(warp * share, s.num), end = min(begin + share, s.num);
-  float top = -kInf;
-  for (int i = begin + lane; i < end; i += 32) top = fmaxf(top, load_lse(s, i));
-  top = warp_max(top);
-  if (lane == 0) shared.top[warp] = top;
+__device__ __forceinline__ void merge_many(const AttnParams& p, const States& s, int row, int head, int segment, Shared& shared) {
+  constexpr int kLanes = kMergeSegment / 4, kGroups = kThreads / kLanes;
+  static_assert(kAhead == kLanes, "a lane holds the weight of one state of a round");
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, mine = lane % kLanes, d = segment * kMergeSegment + mine * 4;
+  const int share = (s.num + kGroups - 1) / kGroups;
+  const int begin = min(static_cast<int>(threadIdx.x) / kLanes * share, s.num), end = min(begin + share, s.num);
+  float top = -kInf, total = 0.0f;
+  float4 sum = make_float4(0, 0, 0, 0);
+#pragma unroll 1
+  for (int round = 0; round < share; round += kAhead) {  // alike for all lanes
+    const int i = begin + round;
+    Outputs outputs;
+    outputs.load(s, i, end, p.head_dim_vo, d);
+    const float lse = i + mine < end ? load_lse(s, i + mine) : -kInf;
+    if (round == 0) {
+      top = lse;
+#pragma unroll 1
+      for (int j = begin + kLanes + mine; j < end; j += kLanes) top = fmaxf(top, load_lse(s, j));
+      top = warp_max(top);
+      if (lane == 0) shared.top[warp] = top;
+      __syncthreads();
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w) top = fmaxf(top, shared.top[w]);
+    }
+    const float w = exp2_approx(lse - (top == -kInf ? 0.0f : top));
+    total += w;
+    outputs.add_to(sum, w, lane - mine);
+  }
+  total = warp_sum(total);
+#pragma unroll
+  for (int group = kLanes; group < 32; group *= 2) {
+    sum.x += __shfl_xor_sync(~0u, sum.x, group), sum.y += __shfl_xor_sync(~0u, sum.y, group);
+    sum.z += __shfl_xor_sync(~0u, sum.z, group), sum.w += __shfl_xor_sync(~0u, sum.w, group);
+  }
+  if (lane < kLanes) shared.sum[warp][lane] = sum;
+  if (lane == 0) shared.weight[warp] = total;
   __syncthreads();
-#pragma unroll
-  for (int w = 0; w < kWarps; ++w) top = fmaxf(top, shared.top[w]);
-  const float offset = top == -kInf ? 0.0f : top;
-  for (int d = lane * 4; d < (p.head_dim_vo + 127) / 128 * 128; d += 128) {
-    float4 sum = make_float4(0, 0, 0, 0);
-    float total = 0.0f;
-    for (int i = begin; i < end; i += 32) {
-      const float w = i + lane < end ? exp2_approx(load_lse(s, i + lane) - offset) : 0.0f;
-      total += warp_sum(w);
-      const float4 x = weighted_sum(s, i, min(i + 32, end), w, p.head_dim_vo, d);
+  if (threadIdx.x < kLanes) {
+    sum = make_float4(0, 0, 0, 0), total = 0.0f;
+#pragma unroll 1
+    for (int w = 0; w < kWarps; ++w) {
+      const float4 x = shared.sum[w][lane];
       sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
+      total += shared.weight[w];
     }
-    __syncthreads();  // the previous segment has been read
-    shared.sum[warp][lane] = sum;
-    if (lane == 0) shared.weight[warp] = total;
-    __syncthreads();
-    if (warp == 0) {
-      sum = make_float4(0, 0, 0, 0), total = 0.0f;
-#pragma unroll
-      for (int w = 0; w < kWarps; ++w) {
-        const float4 x = shared.sum[w][lane];
-        sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
-        total += shared.weight[w];
-      }
-      write_row<T>(p, row, head, d, sum, end_row(total, lse_base2(top, total, 1.0f), sink_of(p, head)));
-    }
+    write_row<T>(p, row, head, d, sum, end_row(total, lse_base2(top, total, 1.0f), sink_of(p, head)));
   }
   __syncthreads();
 }
@@ -148,31 +150,31 @@ __device__ __forceinline__ void merge_partials(const AttnParams& p) {
   __shared__ Shared shared;
   // Tables were there before the kernel that this one merges for began, so only its results are waited for.
   const int num_units = load_table(&ptr<const AttnStep>(p.step)->num_merge_units);
-  bool has_waited = false;
+#pragma unroll 1
   for (int i = blockIdx.x; i < num_units; i += static_cast<int>(gridDim.x)) {
     const int4 unit = load_table4(ptr<const AttnMergeUnit>(p.merge_units) + i);
-    const int row = unit.x, head_begin = unit.z, num_heads = unit.w;
+    const int row = unit.x, head_begin = unit.z;
     ATTN_CHECK(unit.y >= 0 && unit.y < load_table(&ptr<const AttnStep>(p.step)->num_tiles), p.check, kKernelMergePartials, kCheckMergeUnit, -1, row);
     const TileFacts t = load_tile(p, unit.y);
     check_tile<kKernelMergePartials>(p, unit.y, t, INT32_MAX);
-    ATTN_CHECK(row >= t.q_begin && row < t.q_begin + t.q_len && t.num_chunks > 1 && head_begin >= 0 && num_heads >= 1 &&
-                   num_heads <= kMergeHeads && head_begin + num_heads <= p.num_qo_heads,
-               p.check, kKernelMergePartials, kCheckMergeUnit, t.request, row);
-    if (!has_waited) wait_for_previous();
-    has_waited = true;
     const bool is_many = t.num_chunks > kMergeWarpChunks;
-    for (int h = is_many ? 0 : threadIdx.x / 32; h < num_heads; h += is_many ? 1 : kWarps) {
-      const int head = head_begin + h, kv_head = head / p.group_size;
-      const int64_t base = partial_row(p, t, kv_head, 0) + (row - t.q_begin) * p.group_size + head % p.group_size;
-      const States s = {ptr<const float>(p.partial_out), ptr<const float>(p.partial_lse), base, static_cast<int64_t>(t.q_len) * p.group_size, t.num_chunks};
-      if (is_many) {
-        merge_many<T>(p, s, row, head, shared);
-      } else {
-        merge_few<T>(p, s, row, head);
-      }
+    const int segment = -unit.w, num_heads = is_many ? 1 : unit.w;
+    ATTN_CHECK(row >= t.q_begin && row < t.q_begin + t.q_len && t.num_chunks > 1 && head_begin >= 0 && num_heads >= 1 &&
+                   num_heads <= kMergeHeads && head_begin + num_heads <= p.num_qo_heads &&
+                   (!is_many || (segment >= 0 && segment * kMergeSegment < p.head_dim_vo)),
+               p.check, kKernelMergePartials, kCheckMergeUnit, t.request, row);
+    wait_for_previous();
+    const int of_unit = is_many ? 0 : threadIdx.x / 32, head = head_begin + of_unit;
+    if (of_unit >= num_heads) continue;
+    const int64_t first = partial_row(p, t, head / p.group_size, 0) + (row - t.q_begin) * p.group_size + head % p.group_size;
+    const States s = {ptr<const float>(p.partial_out) + first * p.head_dim_vo, ptr<const float>(p.partial_lse) + first, t.q_len * p.group_size, t.num_chunks};
+    if (is_many) {
+      merge_many<T>(p, s, row, head, segment, shared);
+    } else {
+      merge_few<T>(p, s, row, head);
     }
   }
-  if (!has_waited) wait_for_previous();
+  wait_for_previous();  // also where there was nothing to do: what comes next relies on it
   launch_dependents();
 }
 

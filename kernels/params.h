@@ -60,12 +60,13 @@ struct AttnMergeUnit {
   int32_t row;         // row of out
   int32_t tile;        // its tile, with num_chunks > 1
   int32_t head_begin;  // first query head
-  int32_t num_heads;   // 1..=kMergeHeads; 1 where the tile has more than kMergeWarpChunks chunks (else slow, still right)
+  int32_t num_heads;   // 1..=kMergeHeads; of a tile of more than kMergeWarpChunks chunks: minus the segment of dims, of one head
 };
 
-// One warp merges a head of up to this many chunks; beyond, the whole thread block does.
+// One warp merges a head of up to this many chunks; beyond, a whole thread block merges a segment of its dims.
 static const int32_t kMergeWarpChunks = 32;
 static const int32_t kMergeHeads = 8;
+static const int32_t kMergeSegment = 32;
 
 // Attention of one layer: `plain_*`, `decode_*`, `extend_*`, then `merge_partials_*` where num_merge_units > 0.
 // The workspace row of (kv_head, chunk, query r of the tile, head h of the group) is

@@ -156,7 +156,7 @@ impl GroupPolicy {
         };
         let merge_units = |config: &PlanConfig| {
             let chunks = max_chunks(config, group, limits.max_kv_len);
-            merge_unit_bound(bucket.num_rows, group.heads.num_qo_heads, chunks)
+            merge_unit_bound(bucket.num_rows, &group.heads, chunks)
         };
         // A row is of one part or the other.
         let num_merge_units = self.parts(bucket).map(merge_units).max().unwrap_or(0);

@@ -6,7 +6,7 @@
 //! device may read it where the batch has it.
 
 use attn_metadata::plan::{Plan, Tile};
-use attn_metadata::{Batch, Request, SubBatch};
+use attn_metadata::{Batch, HeadShape, Request, SubBatch};
 use kvpool::Slot;
 
 use crate::params::{AttnMergeUnit, AttnRange, AttnStep, AttnTile};
@@ -15,6 +15,8 @@ use crate::params::{AttnMergeUnit, AttnRange, AttnStep, AttnTile};
 const MERGE_HEADS: u32 = 8;
 /// Chunks that one warp merges: `kMergeWarpChunks` of `kernels/params.h`.
 pub(crate) const MERGE_WARP_CHUNKS: u32 = 32;
+/// Dims that a block merges of more: `kMergeSegment` of `kernels/params.h`.
+const MERGE_SEGMENT: u32 = 32;
 /// Sections begin at multiples of this.
 const ALIGN_BYTES: usize = 256;
 
@@ -276,55 +278,82 @@ fn device_tile(tile: &Tile, batch: &Batch, first_partial: u64) -> AttnTile {
 struct MergeUnit {
     tile: usize,
     token: u32,
-    head_begin: u32,
-    num_heads: u32,
+    share: MergeShare,
+}
+
+/// What a merge unit has of its row: some heads, or, where there are many chunks, a segment of the dims of one head.
+#[derive(Clone, Copy)]
+enum MergeShare {
+    Heads { begin: u32, count: u32 },
+    Segment { head: u32, segment: u32 },
+}
+
+impl MergeShare {
+    /// The share of a number below [`merge_shares`].
+    fn of(number: u32, is_many: bool, heads: &HeadShape) -> Self {
+        if is_many {
+            let segments = heads.head_dim_vo.div_ceil(MERGE_SEGMENT);
+            return Self::Segment { head: number / segments, segment: number % segments };
+        }
+        let begin = number * MERGE_HEADS;
+        Self::Heads { begin, count: MERGE_HEADS.min(heads.num_qo_heads - begin) }
+    }
 }
 
 impl MergeUnit {
     fn to_device(&self, part: &Part, tile_base: usize) -> AttnMergeUnit {
         let tile = &part.plan.tiles()[self.tile];
         let request = &part.batch.requests()[tile.request as usize];
+        let (head_begin, num_heads) = match self.share {
+            MergeShare::Heads { begin, count } => (begin, narrow(count)),
+            MergeShare::Segment { head, segment } => (head, -narrow(segment)),
+        };
         AttnMergeUnit {
             row: narrow(request.q_start + tile.q_begin + self.token),
             tile: narrow(tile_base + self.tile),
-            head_begin: narrow(self.head_begin),
-            num_heads: narrow(self.num_heads),
+            head_begin: narrow(head_begin),
+            num_heads,
         }
     }
 }
 
-/// Heads of a merge unit of a tile.
-const fn merge_heads(num_chunks: u32) -> u32 {
-    if num_chunks > MERGE_WARP_CHUNKS { 1 } else { MERGE_HEADS }
+/// Whether a block merges a segment of one head, in place of a warp a whole one.
+const fn merges_many(num_chunks: u64) -> bool {
+    num_chunks > MERGE_WARP_CHUNKS as u64
+}
+
+/// Merge units of a row.
+const fn merge_shares(is_many: bool, heads: &HeadShape) -> u32 {
+    if is_many {
+        heads.num_qo_heads * heads.head_dim_vo.div_ceil(MERGE_SEGMENT)
+    } else {
+        heads.num_qo_heads.div_ceil(MERGE_HEADS)
+    }
 }
 
 /// How many [`merge_units`] there are.
 fn num_merge_units(plan: &Plan) -> usize {
-    let num_heads = plan.group().heads.num_qo_heads;
-    let of_tile = |tile: &Tile| tile.q_len as usize * num_heads.div_ceil(merge_heads(tile.num_chunks)) as usize;
+    let heads = &plan.group().heads;
+    let of_tile = |tile: &Tile| tile.q_len as usize * merge_shares(merges_many(tile.num_chunks.into()), heads) as usize;
     plan.tiles().iter().filter(|tile| tile.is_split()).map(of_tile).sum()
 }
 
 fn merge_units(plan: &Plan) -> impl Iterator<Item = MergeUnit> + '_ {
-    let num_heads = plan.group().heads.num_qo_heads;
+    let heads = &plan.group().heads;
     let split = plan.tiles().iter().enumerate().filter(|(_, tile)| tile.is_split());
     split.flat_map(move |(index, tile)| {
-        let step = merge_heads(tile.num_chunks);
+        let is_many = merges_many(tile.num_chunks.into());
         (0..tile.q_len).flat_map(move |token| {
-            (0..num_heads).step_by(step as usize).map(move |head_begin| MergeUnit {
-                tile: index,
-                token,
-                head_begin,
-                num_heads: step.min(num_heads - head_begin),
-            })
+            let shares = 0..merge_shares(is_many, heads);
+            shares.map(move |number| MergeUnit { tile: index, token, share: MergeShare::of(number, is_many, heads) })
         })
     })
 }
 
 /// Merge units of `num_rows` rows at most, whatever the chunks.
-pub(crate) fn merge_unit_bound(num_rows: u32, num_heads: u32, max_chunks: u64) -> usize {
-    let step = if max_chunks > u64::from(MERGE_WARP_CHUNKS) { 1 } else { MERGE_HEADS };
-    if max_chunks > 1 { num_rows as usize * num_heads.div_ceil(step) as usize } else { 0 }
+pub(crate) fn merge_unit_bound(num_rows: u32, heads: &HeadShape, max_chunks: u64) -> usize {
+    let shares = merge_shares(merges_many(max_chunks), heads).max(merge_shares(false, heads));
+    if max_chunks > 1 { num_rows as usize * shares as usize } else { 0 }
 }
 
 /// `count` values of a section.

@@ -135,24 +135,37 @@ fn check_group(bytes: &[u8], at: &GroupOffsets, plan: &GroupPlan, group: &PlanGr
     assert_eq!(covered.len(), usize::try_from(batch.num_used_rows()).unwrap());
     assert_eq!(partial_rows.len() as u64, plan.num_partial_rows());
     assert!(partial_rows.iter().all(|row| u64::try_from(*row).unwrap() < plan.num_partial_rows()));
-    let num_merged = check_merge(bytes, at, &all_tiles, merge.num_merge_units);
+    let num_merged = check_merge(
+        bytes,
+        at,
+        &all_tiles,
+        merge.num_merge_units,
+        i32::try_from(heads.head_dim_vo.div_ceil(32)).unwrap(),
+    );
     assert_eq!(num_merged, num_split_rows * heads.num_qo_heads as usize);
 }
 
 /// Checks the merge units; returns how many (row, head) they merge.
-fn check_merge(bytes: &[u8], at: &GroupOffsets, tiles: &[AttnTile], count: i32) -> usize {
+fn check_merge(bytes: &[u8], at: &GroupOffsets, tiles: &[AttnTile], count: i32, segments: i32) -> usize {
     let units: Vec<AttnMergeUnit> = read(bytes, at.merge_units, usize::try_from(count).unwrap());
     let mut merged = HashSet::new();
     for unit in units {
         let tile = tiles[usize::try_from(unit.tile).unwrap()];
         assert!(tile.num_chunks > 1 && (tile.q_begin..tile.q_begin + tile.q_len).contains(&unit.row));
-        let most = if tile.num_chunks > 32 { 1 } else { 8 };
-        assert!((1..=most).contains(&unit.num_heads));
+        if tile.num_chunks > 32 {
+            assert!((0..segments).contains(&-unit.num_heads));
+            assert!(merged.insert((unit.row, unit.head_begin, -unit.num_heads)), "{unit:?} twice");
+            continue;
+        }
+        assert!((1..=8).contains(&unit.num_heads));
         for head in unit.head_begin..unit.head_begin + unit.num_heads {
-            assert!(merged.insert((unit.row, head)), "row {}, head {head} merged twice", unit.row);
+            for segment in 0..segments {
+                assert!(merged.insert((unit.row, head, segment)), "row {}, head {head} merged twice", unit.row);
+            }
         }
     }
-    merged.len()
+    assert_eq!(merged.len() % usize::try_from(segments).unwrap(), 0);
+    merged.len() / usize::try_from(segments).unwrap()
 }
 
 fn contents_of(batch: &Batch, num_rows: u32) -> Contents<'_> {

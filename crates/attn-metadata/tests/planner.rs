@@ -226,15 +226,16 @@ proptest! {
         let config = PlanConfig { sharing: Sharing::Guided, ..config };
         let plan = plan_of(config, group, &batch(&lens, 0));
         let workers = u64::from(config.num_workers);
-        if plan.num_units() < 3 * workers {
-            let even = plan_of(PlanConfig { sharing: Sharing::Even, ..config }, group, &batch(&lens, 0));
-            prop_assert_eq!(plan.ranges(), even.ranges());
-        } else {
-            let lens: Vec<u64> = plan.ranges().iter().map(|range| range.num_units).collect();
-            prop_assert!(lens.iter().all(|len| *len > 0));
-            // The last round takes what is left.
-            prop_assert!(lens.is_sorted_by(|a, b| a + 2 >= *b), "{:?}", lens);
-            prop_assert_eq!(lens[0], (plan.num_units() / (2 * workers)).max(1));
+        let lens: Vec<u64> = plan.ranges().iter().map(|range| range.num_units).collect();
+        prop_assert!(lens.iter().all(|len| *len > 0));
+        // The last round takes what is left; longer ranges end with a run of chunks.
+        let slack = u64::from(Sharing::RUN) + 1;
+        prop_assert!(lens.is_sorted_by(|a, b| a + slack >= *b), "{:?}", lens);
+        let half = (plan.num_units() / (2 * workers)).max(1);
+        prop_assert!(lens.first().is_none_or(|first| (half..half + u64::from(Sharing::RUN)).contains(first)), "{:?}", lens);
+        for (range, next) in plan.ranges().iter().zip(plan.ranges().iter().skip(1)) {
+            let chunk = next.first.chunk;
+            prop_assert!(range.num_units == 1 || chunk % Sharing::RUN == 0, "a longer range ends before chunk {chunk}");
         }
     }
 

@@ -37,8 +37,8 @@ pub enum Sharing {
     /// A range for each worker, in order, of about the same cost; some may be empty.
     Even,
     /// For workers that take the next range when they are free: ranges in order, the first ones long, the last ones of
-    /// one unit, none empty, at most [`MAX_GUIDED`](Self::MAX_GUIDED) a worker. [`Even`](Self::Even) where there are
-    /// fewer than three units a worker.
+    /// one unit, none empty, at most [`MAX_GUIDED`](Self::MAX_GUIDED) a worker. A range of more than one unit ends
+    /// where a head ends or after a multiple of [`RUN`](Self::RUN) of its chunks.
     Guided,
     /// For workers that take the next KV head of a range when they are free: each range a whole tile, by falling cost of
     /// its query tokens (within an eighth).
@@ -48,6 +48,9 @@ pub enum Sharing {
 impl Sharing {
     /// Ranges a worker of [`Guided`](Self::Guided), at most.
     pub const MAX_GUIDED: u32 = 8;
+    /// Chunks of a head that stay together in the longer ranges of [`Guided`](Self::Guided): going on in a head costs
+    /// less than going to another one.
+    pub const RUN: u32 = 4;
 }
 
 /// How a plan is made.
@@ -230,8 +233,8 @@ impl Plan {
         }
         self.ranges.clear();
         match self.config.sharing {
-            Sharing::Guided if self.num_units >= 3 * u64::from(self.config.num_workers) => self.cut_guided(),
-            Sharing::Even | Sharing::Guided => self.cut_even(),
+            Sharing::Guided => self.cut_guided(),
+            Sharing::Even => self.cut_even(),
             Sharing::LongestTile => self.order_tiles(),
         }
     }
@@ -372,9 +375,15 @@ impl Plan {
                 if left == 0 {
                     return;
                 }
-                let num_units = len.min(left);
-                self.ranges.push(WorkRange { first: walk.at, num_units });
+                let first = walk.at;
+                let mut num_units = len.min(left);
                 walk.advance(num_units, &self.tiles, self.group.heads.num_kv_heads);
+                if num_units > 1 {
+                    let more = walk.left_of_run(&self.tiles);
+                    walk.advance(more, &self.tiles, self.group.heads.num_kv_heads);
+                    num_units += more;
+                }
+                self.ranges.push(WorkRange { first, num_units });
                 left -= num_units;
             }
         }
@@ -485,6 +494,15 @@ impl Default for Walk {
 }
 
 impl Walk {
+    /// Units up to the end of the run that it is in; 0 at a run's beginning.
+    fn left_of_run(&self, tiles: &[Tile]) -> u64 {
+        let into = self.at.chunk % Sharing::RUN;
+        match tiles.get(self.at.tile as usize) {
+            Some(tile) if into > 0 => u64::from((Sharing::RUN - into).min(tile.num_chunks - self.at.chunk)),
+            _ => 0,
+        }
+    }
+
     /// Moves on; the end is the first unit of the tile after the last.
     fn advance(&mut self, mut num_units: u64, tiles: &[Tile], num_kv_heads: u32) {
         while let Some(tile) = tiles.get(self.at.tile as usize) {
