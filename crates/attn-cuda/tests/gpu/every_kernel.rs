@@ -42,9 +42,18 @@ fn variants(base: &Case) -> Vec<Case> {
     vec![base.clone(), general, masked, windowed]
 }
 
+/// Requests of so many chunks that a block merges a segment of dims, in place of a warp a head.
+fn of_many_chunks(widths: (u32, u32)) -> Case {
+    let base = case(DTYPES[0], widths);
+    let heads = HeadShape { num_qo_heads: 2, num_kv_heads: 1, ..base.heads };
+    let request = |q_len, kv_len| RequestShape { q_len, kv_len };
+    Case { requests: vec![request(1, 8500), request(3, 9300)], heads, sinks: Sinks::Mixed, ..base }
+}
+
 fn cases() -> Vec<Case> {
     let bases = DTYPES.iter().flat_map(|&dtypes| WIDTHS.iter().map(move |&widths| case(dtypes, widths)));
-    bases.flat_map(|base| variants(&base)).collect()
+    let long = WIDTHS.iter().map(|&widths| of_many_chunks(widths));
+    bases.flat_map(|base| variants(&base)).chain(long).collect()
 }
 
 #[test]
