@@ -81,7 +81,10 @@ impl GroupPolicy {
                 )
             });
             let claims_heads = extend.iter().all(|pair| pair.family() != "plain");
-            let sharing = if claims_heads { Sharing::LongestTile } else { Sharing::Even };
+            // A warpgroup of Hopper's kernel has 64 rows.
+            let has_warpgroups = extend.iter().all(|pair| pair.family() == "extend_sm90");
+            let rest_len = if has_warpgroups { (64 / group.heads.group_size()).max(1) } else { u32::MAX };
+            let sharing = if claims_heads { Sharing::LongestTile { rest_len } } else { Sharing::Even };
             Self {
                 group: *group,
                 max_decode_q_len: decode_config.map_or(0, |config| config.tile_len),
@@ -149,8 +152,9 @@ impl GroupPolicy {
     /// Room for the tables of any batch of a bucket.
     pub(crate) fn size_bound(&self, group: &PlanGroup, limits: &CaptureLimits, bucket: Bucket) -> GroupSizes {
         let part = |config: &PlanConfig| {
-            // A request's last tile may be short.
-            let num_tiles = (bucket.num_requests as usize + (bucket.num_rows / config.tile_len) as usize)
+            // A request's last tile may be short, and so may those of a last round.
+            let cut = max_rest_tiles(config, group);
+            let num_tiles = (bucket.num_requests as usize + (bucket.num_rows / config.tile_len) as usize + cut)
                 .min(bucket.num_rows as usize);
             PartSizes { num_tiles, num_ranges: range_room(config, num_tiles) }
         };
@@ -168,6 +172,14 @@ impl GroupPolicy {
         let extend = (!self.is_decode_bucket(bucket)).then_some(&self.extend);
         self.decode.iter().chain(extend)
     }
+}
+
+/// Tiles that cutting for a last round adds, at most.
+fn max_rest_tiles(config: &PlanConfig, group: &PlanGroup) -> usize {
+    let Sharing::LongestTile { rest_len } = config.sharing else { return 0 };
+    let cut = config.num_workers / group.heads.num_kv_heads + 1;
+    let pieces = config.tile_len.div_ceil(rest_len.min(config.tile_len));
+    cut as usize * (pieces as usize - 1)
 }
 
 fn partial_rows(config: &PlanConfig, group: &PlanGroup, limits: &CaptureLimits, bucket: Bucket) -> u64 {

@@ -74,7 +74,7 @@ fn covered(plan: &Plan, lens: &[(u32, u32)], group: &PlanGroup) -> HashMap<(u32,
             }
         }
     }
-    if plan.config().sharing == Sharing::LongestTile {
+    if matches!(plan.config().sharing, Sharing::LongestTile { .. }) {
         numbers.sort_unstable();
     }
     assert!(numbers.into_iter().eq(0..plan.num_units()), "units come once, in order");
@@ -89,7 +89,11 @@ fn config() -> impl Strategy<Value = PlanConfig> {
         (by, prop_oneof![1..40u32, Just(u32::MAX)], 1..9u32, 0..6u32).prop_map(|(by, chunk_len, part, max_q_len)| {
             Chunking { by, chunk_len, shortest: (chunk_len / part).max(1), max_q_len }
         });
-    let sharing = prop_oneof![Just(Sharing::Even), Just(Sharing::Guided), Just(Sharing::LongestTile)];
+    let sharing = prop_oneof![
+        Just(Sharing::Even),
+        Just(Sharing::Guided),
+        (1u32..9).prop_map(|rest_len| Sharing::LongestTile { rest_len })
+    ];
     (1..20u32, chunking, 1..9u32, sharing, 0..50u32).prop_map(
         |(tile_len, chunking, num_workers, sharing, unit_overhead)| PlanConfig {
             tile_len,
@@ -162,7 +166,12 @@ proptest! {
     fn a_request_is_cut_the_same_whatever_its_neighbours(
         config in config(), group in group(), lens in lens(), workers in 1..9u32, padding in 0..4u32,
     ) {
-        let config = cut_by(CutBy::Request, config);
+        // Tiles that are cut short for a last round depend on the batch; which KV a row sees in which chunk does not.
+        let sharing = match config.sharing {
+            Sharing::LongestTile { .. } => Sharing::LongestTile { rest_len: config.tile_len },
+            sharing => sharing,
+        };
+        let config = cut_by(CutBy::Request, PlanConfig { sharing, ..config });
         let plan = plan_of(config, group, &batch(&lens, padding));
         for (request, one) in (0u32..).zip(&lens) {
             let config = PlanConfig { num_workers: workers, ..config };
@@ -241,7 +250,7 @@ proptest! {
 
     #[test]
     fn longest_tiles_come_first(config in config(), group in group(), lens in lens()) {
-        let config = PlanConfig { sharing: Sharing::LongestTile, ..config };
+        let config = PlanConfig { sharing: Sharing::LongestTile { rest_len: config.tile_len }, ..config };
         let plan = plan_of(config, group, &batch(&lens, 0));
         prop_assert_eq!(plan.ranges().len(), plan.tiles().len());
         let mut least = u64::MAX;
@@ -331,4 +340,36 @@ fn a_skewed_batch_balances() {
     let cost = |u: attn_metadata::plan::Unit| plan.unit_cost(&plan.tiles()[u.tile as usize], u.chunk);
     let costs: Vec<u64> = plan.ranges().iter().map(|r| plan.units(r).map(cost).sum()).collect();
     assert!(*costs.iter().max().unwrap() * 8 <= plan.total_cost() * 105 / 100, "{costs:?}");
+}
+
+/// Tiles of 48 tokens of prompts after a long prefix, on 132 workers of 8 heads.
+fn long_tiles(lens: &[(u32, u32)], window_left: Option<u32>, rest_len: u32) -> Vec<u32> {
+    let config = PlanConfig {
+        tile_len: 48,
+        num_workers: 132,
+        sharing: Sharing::LongestTile { rest_len },
+        unit_overhead: 64,
+        ..PlanConfig::UNCUT
+    };
+    let chunking = Chunking { max_q_len: 128, ..config.chunking };
+    let group = PlanGroup::plain(HeadShape::new(32, 8, 128), true, window_left);
+    let mut plan = Plan::new(PlanConfig { chunking, ..config }, group);
+    plan.update(&batch(lens, 0));
+    plan.tiles().iter().map(|tile| tile.q_len).collect()
+}
+
+#[test]
+fn tiles_of_an_unfilled_last_round_are_cut_short() {
+    // 86 tiles of 8 heads are 5 rounds of 132 and 28 units: 4 tiles more.
+    let prompts = [(2048, 18_432); 2];
+    let lens = long_tiles(&prompts, None, 16);
+    assert_eq!(lens.iter().filter(|len| **len == 16).count(), 12, "{lens:?}");
+    assert_eq!(lens.iter().sum::<u32>(), 4096);
+    let uncut = long_tiles(&prompts, None, 48);
+    assert_eq!(uncut.len() + 8, lens.len());
+    // Not where rounds are full, tiles differ, a window makes rows depend on their tile, or requests are cut in chunks.
+    assert!(long_tiles(&[(48 * 33, 18_432)], None, 16).iter().all(|len| *len == 48));
+    for (lens, window) in [(&[(4096, 4096); 2][..], None), (&prompts, Some(1024)), (&[(100, 20_000); 70], None)] {
+        assert_eq!(long_tiles(lens, window, 16), long_tiles(lens, window, 48), "{lens:?}");
+    }
 }

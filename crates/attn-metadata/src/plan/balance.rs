@@ -1,7 +1,8 @@
-//! Chunk lengths for a whole batch ([`CutBy::Batch`](super::CutBy::Batch)): balance with as few partial states as may be.
+//! Balance over a whole batch: chunk lengths ([`CutBy::Batch`](super::CutBy::Batch)) with as few partial states as may
+//! be, and tiles that are cut short for a last round ([`Sharing::LongestTile`](super::Sharing::LongestTile)).
 
-use super::PlanConfig;
 use super::planner::visible;
+use super::{PlanConfig, Sharing};
 use crate::batch::{Batch, Request};
 use crate::model::PlanGroup;
 
@@ -35,6 +36,41 @@ pub(super) fn balanced_chunk_len(config: &PlanConfig, group: &PlanGroup, batch: 
     };
     let lens = (1..=MAX_UNITS_PER_WORKER).map(len);
     lens.min_by_key(|len| cost(*len)).unwrap_or(u32::MAX)
+}
+
+/// Rounds beyond which a last one is not worth cutting tiles for.
+const MAX_ROUNDS: u64 = 12;
+
+/// Tiles to cut to [`rest_len`](Sharing::LongestTile::rest_len): those that do not fill a last round. 0 where tiles are of
+/// different lengths, which fill it by themselves, where requests are cut into chunks, or where it would not be shorter.
+///
+/// Rows of a tile are independent of each other, but a window's tiles of KV begin where a tile of queries begins to see,
+/// so windows are left alone: this changes no result.
+pub(super) fn rest_tiles(config: &PlanConfig, group: &PlanGroup, batch: &Batch) -> u32 {
+    let Sharing::LongestTile { rest_len } = config.sharing else { return 0 };
+    if rest_len >= config.tile_len || group.window_left.is_some() {
+        return 0;
+    }
+    let (mut num_tiles, mut shortest, mut longest) = (0, u32::MAX, 0);
+    for request in batch.requests().iter().filter(|r| r.q_len > 0) {
+        if request.q_len <= config.chunking.max_q_len {
+            return 0;
+        }
+        let last = visible(group, request, 0, request.q_len).1;
+        let first = visible(group, request, 0, config.tile_len.min(request.q_len)).1;
+        num_tiles += u64::from(request.q_len.div_ceil(config.tile_len));
+        (shortest, longest) = (shortest.min(first), longest.max(last));
+    }
+    let (heads, workers) = (u64::from(group.heads.num_kv_heads), u64::from(config.num_workers));
+    let (rounds, rest) = (num_tiles * heads / workers, num_tiles * heads % workers);
+    let is_even = u64::from(shortest) * 4 >= u64::from(longest) * 3;
+    if !is_even || rest == 0 || !(1..=MAX_ROUNDS).contains(&rounds) {
+        return 0;
+    }
+    let (count, pieces) = (rest.div_ceil(heads), u64::from(config.tile_len.div_ceil(rest_len)));
+    // A piece takes about a quarter more than its share of a tile.
+    let is_shorter = (count * pieces * heads).div_ceil(workers) * 5 < pieces * 4;
+    if is_shorter { u32::try_from(count).unwrap_or(0) } else { 0 }
 }
 
 /// What one request is to all heads.

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::balance::balanced_chunk_len;
+use super::balance::{balanced_chunk_len, rest_tiles};
 use crate::batch::{Batch, Request};
 use crate::model::PlanGroup;
 
@@ -42,7 +42,11 @@ pub enum Sharing {
     Guided,
     /// For workers that take the next KV head of a range when they are free: each range a whole tile, by falling cost of
     /// its query tokens (within an eighth).
-    LongestTile,
+    LongestTile {
+        /// Query tokens of the tiles that a last round would leave most workers without, where all tiles are about as
+        /// long: they are cut to this length if the round is shorter then. The tile's length: none is cut.
+        rest_len: u32,
+    },
 }
 
 impl Sharing {
@@ -109,7 +113,7 @@ impl PlanConfig {
         match self.sharing {
             Sharing::Even => self.num_workers as usize,
             Sharing::Guided => self.num_workers as usize * Sharing::MAX_GUIDED as usize,
-            Sharing::LongestTile => num_tiles,
+            Sharing::LongestTile { .. } => num_tiles,
         }
     }
 }
@@ -194,6 +198,8 @@ pub struct Plan {
     batch_chunk_len: u32,
     /// Scratch of [`Sharing::LongestTile`].
     buckets: Vec<u32>,
+    /// Tiles that are still to be cut short in this update.
+    rest_tiles: u32,
     num_units: u64,
     num_partial_rows: u64,
     total_cost: u64,
@@ -215,6 +221,7 @@ impl Plan {
             ranges: Vec::new(),
             batch_chunk_len: u32::MAX,
             buckets: Vec::new(),
+            rest_tiles: 0,
             num_units: 0,
             num_partial_rows: 0,
             total_cost: 0,
@@ -228,6 +235,7 @@ impl Plan {
         if self.config.chunking.by == CutBy::Batch {
             self.batch_chunk_len = balanced_chunk_len(&self.config, &self.group, batch);
         }
+        self.rest_tiles = rest_tiles(&self.config, &self.group, batch);
         for (index, request) in (0u32..).zip(batch.requests()) {
             self.cut_request(index, request);
         }
@@ -235,7 +243,7 @@ impl Plan {
         match self.config.sharing {
             Sharing::Guided => self.cut_guided(),
             Sharing::Even => self.cut_even(),
-            Sharing::LongestTile => self.order_tiles(),
+            Sharing::LongestTile { .. } => self.order_tiles(),
         }
     }
 
@@ -308,7 +316,15 @@ impl Plan {
         let chunk_len = self.config.chunk_len(request.q_len, last - first, self.batch_chunk_len);
         let mut q_begin = 0;
         while q_begin < request.q_len {
-            let q_len = self.config.tile_len.min(request.q_len - q_begin);
+            let tile_len = self.config.tile_len;
+            let tile_end = (q_begin - q_begin % tile_len).saturating_add(tile_len).min(request.q_len);
+            let q_len = match self.config.sharing {
+                Sharing::LongestTile { rest_len } if self.rest_tiles > 0 => rest_len.min(tile_end - q_begin),
+                _ => tile_end - q_begin,
+            };
+            if q_begin + q_len == tile_end {
+                self.rest_tiles = self.rest_tiles.saturating_sub(1);
+            }
             let (kv_begin, kv_end) = visible(&self.group, request, q_begin, q_len);
             // Chunks from the one that holds kv_begin to the one that holds the last token.
             let last = kv_end.saturating_sub(1).max(kv_begin);

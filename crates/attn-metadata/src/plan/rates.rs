@@ -66,7 +66,7 @@ pub(super) fn busiest(plan: &Plan, cost: impl Fn(&Tile, u32) -> u64) -> u64 {
         }
     };
     for range in plan.ranges() {
-        if plan.config().sharing == Sharing::LongestTile {
+        if matches!(plan.config().sharing, Sharing::LongestTile { .. }) {
             let units: Vec<Unit> = plan.units(range).collect();
             units.chunk_by(|a, b| a.kv_head == b.kv_head).for_each(|head| give(head.iter().map(|u| cost(*u)).sum()));
         } else {
