@@ -170,6 +170,30 @@ fn a_request_over_fp8_has_the_same_bits_in_every_batch_and_bucket() {
     check_family(3);
 }
 
+/// Tiles of long prompts are cut short where they do not fill a last round of the multiprocessors: alone they are not,
+/// two of these and 8 heads are (on 132 multiprocessors), and so are all three.
+#[test]
+fn prompts_have_the_same_bits_where_tiles_are_cut_for_a_last_round() {
+    if !support::has_gpu() {
+        return;
+    }
+    let request = |q_len| RequestShape { q_len, kv_len: q_len + 1850 };
+    let case = Case {
+        requests: [432, 401, 420].map(request).to_vec(),
+        heads: HeadShape::new(32, 8, 128),
+        q_dtype: Dtype::Bf16,
+        kv_dtype: KvDtype::Bf16,
+        append: false,
+        ..Case::default()
+    };
+    let mut backend = (attn_cuda::host_entry().create)(&config(&case)).unwrap();
+    let alone = Alone::new(&case, &mut *backend);
+    for members in [vec![0, 1], vec![2, 0], vec![1, 2, 0]] {
+        let problem = alone.problem(members, 0);
+        alone.demand("beside other prompts", &problem, &run(&problem, &mut *backend).unwrap());
+    }
+}
+
 #[test]
 fn the_check_itself_is_sound_on_the_cpu_backend() {
     for place in [0, 2] {
