@@ -237,10 +237,9 @@ fn write_group(bytes: &mut [u8], offsets: &GroupOffsets, plan: &GroupPlan, conte
             *to = AttnRange { tile, kv_head, chunk, num_units };
         }
         let tile_base = offsets.first_tile(at);
-        let units = merge_units(&part.plan).map(|unit| unit.to_device(part, tile_base));
         let count = num_merge_units(&part.plan);
         let begin = offsets.merge_units + num_units * size_of::<AttnMergeUnit>();
-        section::<AttnMergeUnit>(bytes, begin, count).iter_mut().zip(units).for_each(|(to, unit)| *to = unit);
+        write_merge_units(section(bytes, begin, count), part, tile_base);
         num_units += count;
         first_partial += part.plan.num_partial_rows();
     }
@@ -274,45 +273,30 @@ fn device_tile(tile: &Tile, batch: &Batch, first_partial: u64) -> AttnTile {
     }
 }
 
-/// A merge unit before its tile and row have their places.
-struct MergeUnit {
-    tile: usize,
-    token: u32,
-    share: MergeShare,
-}
-
-/// What a merge unit has of its row: some heads, or, where there are many chunks, a segment of the dims of one head.
-#[derive(Clone, Copy)]
-enum MergeShare {
-    Heads { begin: u32, count: u32 },
-    Segment { head: u32, segment: u32 },
-}
-
-impl MergeShare {
-    /// The share of a number below [`merge_shares`].
-    fn of(number: u32, is_many: bool, heads: &HeadShape) -> Self {
-        if is_many {
-            let segments = heads.head_dim_vo.div_ceil(MERGE_SEGMENT);
-            return Self::Segment { head: number / segments, segment: number % segments };
-        }
-        let begin = number * MERGE_HEADS;
-        Self::Heads { begin, count: MERGE_HEADS.min(heads.num_qo_heads - begin) }
+/// The heads of a merge unit, or, where there are many chunks, one head and the negative segment of its dims; `number` is
+/// below [`merge_shares`].
+fn merge_share(number: u32, is_many: bool, heads: &HeadShape) -> (i32, i32) {
+    if is_many {
+        let segments = heads.head_dim_vo.div_ceil(MERGE_SEGMENT);
+        return (narrow(number / segments), -narrow(number % segments));
     }
+    let begin = number * MERGE_HEADS;
+    (narrow(begin), narrow(MERGE_HEADS.min(heads.num_qo_heads - begin)))
 }
 
-impl MergeUnit {
-    fn to_device(&self, part: &Part, tile_base: usize) -> AttnMergeUnit {
-        let tile = &part.plan.tiles()[self.tile];
-        let request = &part.batch.requests()[tile.request as usize];
-        let (head_begin, num_heads) = match self.share {
-            MergeShare::Heads { begin, count } => (begin, narrow(count)),
-            MergeShare::Segment { head, segment } => (head, -narrow(segment)),
-        };
-        AttnMergeUnit {
-            row: narrow(request.q_start + tile.q_begin + self.token),
-            tile: narrow(tile_base + self.tile),
-            head_begin: narrow(head_begin),
-            num_heads,
+/// Writes as many merge units as [`num_merge_units`] counts.
+fn write_merge_units(to: &mut [AttnMergeUnit], part: &Part, tile_base: usize) {
+    let heads = &part.plan.group().heads;
+    let mut to = to.iter_mut();
+    for (index, tile) in part.plan.tiles().iter().enumerate().filter(|(_, tile)| tile.is_split()) {
+        let first_row = part.batch.requests()[tile.request as usize].q_start + tile.q_begin;
+        let (is_many, tile_index) = (merges_many(tile.num_chunks.into()), narrow(tile_base + index));
+        for row in first_row..first_row + tile.q_len {
+            let row = narrow(row);
+            for (number, to) in (0..merge_shares(is_many, heads)).zip(&mut to) {
+                let (head_begin, num_heads) = merge_share(number, is_many, heads);
+                *to = AttnMergeUnit { row, tile: tile_index, head_begin, num_heads };
+            }
         }
     }
 }
@@ -331,23 +315,11 @@ const fn merge_shares(is_many: bool, heads: &HeadShape) -> u32 {
     }
 }
 
-/// How many [`merge_units`] there are.
+/// Merge units of a plan.
 fn num_merge_units(plan: &Plan) -> usize {
     let heads = &plan.group().heads;
     let of_tile = |tile: &Tile| tile.q_len as usize * merge_shares(merges_many(tile.num_chunks.into()), heads) as usize;
     plan.tiles().iter().filter(|tile| tile.is_split()).map(of_tile).sum()
-}
-
-fn merge_units(plan: &Plan) -> impl Iterator<Item = MergeUnit> + '_ {
-    let heads = &plan.group().heads;
-    let split = plan.tiles().iter().enumerate().filter(|(_, tile)| tile.is_split());
-    split.flat_map(move |(index, tile)| {
-        let is_many = merges_many(tile.num_chunks.into());
-        (0..tile.q_len).flat_map(move |token| {
-            let shares = 0..merge_shares(is_many, heads);
-            shares.map(move |number| MergeUnit { tile: index, token, share: MergeShare::of(number, is_many, heads) })
-        })
-    })
 }
 
 /// Merge units of `num_rows` rows at most, whatever the chunks.
