@@ -23,6 +23,15 @@ pub(crate) const FAULTS: &[Mutation] = &[
         tests: Tests::Suite,
     },
     Mutation {
+        name: "rest-tiles-in-windows",
+        kind: "K20",
+        file: "crates/attn-metadata/src/plan/balance.rs",
+        find: "if rest_len >= config.tile_len || group.window_left.is_some() {",
+        replace: "if rest_len >= config.tile_len {",
+        breaks: "tiles of windowed rows, and so their bits, depend on the batch",
+        tests: Tests::Waist,
+    },
+    Mutation {
         name: "offsets-in-32-bits",
         kind: "K5",
         file: "crates/kvpool/src/layout.rs",
