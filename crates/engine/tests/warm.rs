@@ -50,8 +50,8 @@ impl LanguageModel for Blank {
     }
 }
 
-#[test]
-fn a_decoding_step_that_takes_no_page_does_not_allocate_once_warm() {
+/// Allocations of a hundred decoding steps that take no page.
+fn allocations_of_a_hundred_steps() -> usize {
     let layer = Layer::new(LayerParams::causal(HeadShape::new(4, 2, 16))).unwrap();
     let mut model = Blank { layers: vec![layer], num_allocations: 0 };
     let config = SessionConfig {
@@ -93,8 +93,21 @@ fn a_decoding_step_that_takes_no_page_does_not_allocate_once_warm() {
             num_ours += ours;
         }
     }
-    // The attention backend's thread pool takes a block for every few dozen jobs; a step of this model makes one.
-    assert!(num_ours <= 4, "100 steps allocated {num_ours} times");
     assert!(num_taking > 0 && num_taking < 10, "{num_taking} steps took pages");
     assert_eq!(session.metrics().num_running, 100);
+    num_ours
+}
+
+#[test]
+fn a_decoding_step_that_takes_no_page_does_not_allocate_once_warm() {
+    // What other threads of this process allocate meanwhile is counted too, so the best of some attempts counts. The
+    // attention backend's thread pool takes a block for every few dozen jobs; a step of this model makes one.
+    let mut fewest = usize::MAX;
+    for _ in 0..10 {
+        fewest = fewest.min(allocations_of_a_hundred_steps());
+        if fewest <= 4 {
+            return;
+        }
+    }
+    panic!("100 steps allocated {fewest} times");
 }
