@@ -40,7 +40,7 @@ struct Config {
   static constexpr int kMt = kRows == 128 && kDv <= 128 ? 2 : 1;  // 16-row tiles of a warp
   static constexpr int kWarps = kRows / (16 * kMt);
   static constexpr int kThreads = 32 * kWarps;
-  static constexpr bool kIsTight = (kDq > 192 && kRows < 128) || (kDq == 192 && kDv == 128) || (kMt == 2 && ((kDv == 128 && kGeneral) || (kDv >= 96 && kFp8)));
+  static constexpr bool kIsTight = (kDq == 192 && kDv == 128) || (kMt == 2 && ((kDv == 128 && kGeneral) || (kDv >= 96 && kFp8)));
   static constexpr bool kIsCramped = kDq == 64 && kMt == 2 && !kFp8 && !kGeneral;  // three blocks an SM
   static constexpr int kTile = kIsTight ? 32 : 64;                                     // what registers and shared memory allow
   static constexpr int kQRow = kDq * 2, kKRow = kDq * KV::kBytes, kVRow = kDv * KV::kBytes;  // bytes
