@@ -1,7 +1,7 @@
 //! `cargo xtask check`: what a change must pass before it is merged.
 //!
-//! All steps share one profile and one feature set, so that no dependency is built twice. The kernels are compiled
-//! while the other steps run, with what those leave of the processors, and waited for last.
+//! All steps share one profile and one feature set, so that no dependency is built twice. A sample of the
+//! kernels is compiled while the other steps run and waited for last.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::table;
 use crate::workspace::Workspace;
 
 /// The step that runs beside the others.
-const KERNELS: [&str; 3] = ["xtask", "kernels", "--check"];
+const KERNELS: [&str; 4] = ["xtask", "kernels", "--check", "--sample"];
 
 /// Options of `check`.
 #[derive(Debug, clap::Args)]
