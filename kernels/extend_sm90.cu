@@ -5,12 +5,12 @@
 // Grid: any; blocks are persistent and claim the KV heads of tiles, or take ranges of units by stride. One block an SM: one
 // warpgroup copies, kGroups others compute 64 rows each over tiles of kTile tokens. The copying one runs ahead, into the next
 // unit too, as far as the stages reach; rows of q have kQs places of their own. A unit of more rows than the block holds passes
-// over its KV once for each kRows. A row's arithmetic depends on its chunk and its place in the tile alone.
+// over its KV once for each kRows. A row's arithmetic depends on its chunk alone, and on where its tile's KV begins.
 //
 // The computing ones start the scores of tile j + 1 before the values of tile j, and do the softmax of the one while the other
-// product runs. They take turns in issuing products, so one is in its softmax while those of another run (6 % at dim 64, 4 % at
-// 128). The first scores of a unit are started before the results of the one before are written. Tiles that none of a
-// warpgroup's rows sees it lets go by: they would change nothing, bit for bit.
+// product runs. They take turns in issuing products, so one is in its softmax while those of another run. The first scores of
+// a unit are started before the results of the one before are written. Tiles that none of a warpgroup's rows sees it lets go
+// by: they would change nothing, bit for bit.
 //
 // Shared memory: kQs x kRows rows of q; kStages x (tile of K, tile of V), in panels (wgmma.cuh); units; barriers.
 // Registers: 64 x kDv / 128 outputs a thread, kTile / 2 scores, kTile / 4 weights.
