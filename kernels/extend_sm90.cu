@@ -2,10 +2,10 @@
 //
 //   unit = (tile of query tokens, KV head, chunk of KV);  row = token x group + head, so a group shares its KV loads
 //
-// Grid: any; blocks are persistent and claim the KV heads of tiles, or take ranges of units by stride. One block an SM: one
-// warpgroup copies, kGroups others compute 64 rows each over tiles of kTile tokens. The copying one runs ahead, into the next
-// unit too, as far as the stages reach; rows of q have kQs places of their own. A unit of more rows than the block holds passes
-// over its KV once for each kRows. A row's arithmetic depends on its chunk alone, and on where its tile's KV begins.
+// Grid: any; blocks are persistent and claim units, or take ranges of them by stride. One block an SM: one warpgroup copies,
+// kGroups others compute 64 rows each over tiles of kTile tokens. The copying one runs ahead, into the next unit too, as far as
+// the stages reach; rows of q have kQs places of their own. A unit of more rows than the block holds passes over its KV once for
+// each kRows. A row's arithmetic depends on its chunk alone, and on where its tile's KV begins.
 //
 // The computing ones start the scores of tile j + 1 before the values of tile j, and do the softmax of the one while the other
 // product runs. They take turns in issuing products, so one is in its softmax while those of another run. The first scores of
@@ -17,7 +17,7 @@
 // Barriers: `full` when copies are there, `empty` when every computing warp is done, one of each for every stage of K and of V
 //   and every place of q. A unit is written before the `full` of its q. Its place is written again three units later, for
 //   which the q of a unit after it must have been let go.
-// Rows of K and V beyond the chunk are zero-filled, never read; surplus rows of q are zero and not written out.
+// Rows of K and V beyond the chunk are zero-filled, never read; surplus rows of q are garbage, and their results dropped.
 #include "extend_sm90_loader.cuh"
 #include "primitives/launch.cuh"
 #include "primitives/rows.cuh"
@@ -170,26 +170,12 @@ __device__ __forceinline__ void rescale_outputs(Rows<C>& rows, const float (&res
 
 // One warpgroup after the other issues products, each for every tile once, also for those that it lets go by. So one is in its
 // softmax while the products of another run. `group` is the same for a warp.
-__device__ __forceinline__ void take_turn(int group) {
-  if (group == 0) {
-    meet<kTurn, 256>();
-  } else if (group == 1) {
-    meet<kTurn + 1, 256>();
-  } else {
-    meet<kTurn + 2, 256>();
-  }
-}
+__device__ __forceinline__ void take_turn(int group) { meet(kTurn + group, 256); }
 
 // The next warpgroup's turn: it waits, this one does not.
 template <class C>
 __device__ __forceinline__ void pass_turn(int group) {
-  if (group == C::kGroups - 1) {
-    announce<kTurn, 256>();
-  } else if (group == 0) {
-    announce<kTurn + 1, 256>();
-  } else {
-    announce<kTurn + 2, 256>();
-  }
+  announce(group == C::kGroups - 1 ? kTurn : kTurn + 1 + group, 256);
 }
 
 __device__ __forceinline__ void release(uint64_t* barrier) {

@@ -72,15 +72,10 @@ struct Ring {
 };
 
 // Threads of a few warpgroups meet; barrier 0 is the block's.
-template <int kBarrier, int kThreads>
-__device__ __forceinline__ void meet() {
-  asm volatile("bar.sync %0, %1;" ::"n"(kBarrier), "n"(kThreads) : "memory");
-}
+__device__ __forceinline__ void meet(int barrier, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory"); }
+
 // Lets threads that meet go on without waiting for them.
-template <int kBarrier, int kThreads>
-__device__ __forceinline__ void announce() {
-  asm volatile("bar.arrive %0, %1;" ::"n"(kBarrier), "n"(kThreads) : "memory");
-}
+__device__ __forceinline__ void announce(int barrier, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory"); }
 
 static constexpr int kCopyingMeet = 1, kTurn = 2;  // a turn for each computing warpgroup
 
@@ -112,7 +107,7 @@ __device__ __forceinline__ Sight sight_of(const AttnParams& p, uint32_t magic, c
           min(work.end - 1, of_first.last) + 1};
 }
 
-// Makes the unit (or pass) after `from`, by one warp. `claimed`: the head that the first lane has claimed.
+// Makes the unit (or pass) after `from`, by one warp. `claimed`: the unit that the first lane has claimed.
 template <class C>
 __device__ __forceinline__ void make_next(const AttnParams& p, uint32_t magic, const Work& from, Work& to, int& claimed) {
   for (int i = threadIdx.x; i < static_cast<int>(sizeof(Work) / 4); i += 32) reinterpret_cast<int*>(&to)[i] = reinterpret_cast<const int*>(&from)[i];
@@ -122,9 +117,9 @@ __device__ __forceinline__ void make_next(const AttnParams& p, uint32_t magic, c
       to.first_row += C::kRows;
     } else {
       Cursor& next = to.at;
-      const bool has_unit = p.claim != 0 && next.left == 0 ? next.take_head(p, claimed) : next.next(p, static_cast<int>(gridDim.x));
-      // The next head is claimed while the last chunk of this one is computed.
-      if (has_unit && p.claim != 0 && next.left == 0) claimed = static_cast<int>(gridDim.x) + atomicAdd(ptr<int>(p.claim), 1);
+      const bool has_unit = p.claim != 0 ? next.take_unit(p, claimed) : next.next(p, static_cast<int>(gridDim.x));
+      // The unit after this one is claimed now, so that the answer is there when it is wanted.
+      if (has_unit && p.claim != 0) claimed = static_cast<int>(gridDim.x) + atomicAdd(ptr<int>(p.claim), 1);
       if (has_unit) chunk_bounds(next.facts, next.chunk, to.begin, to.end);
       to.first_row = 0;
       to.num_rows = has_unit ? next.facts.q_len * p.group_size : 0;
@@ -134,27 +129,28 @@ __device__ __forceinline__ void make_next(const AttnParams& p, uint32_t magic, c
   if (threadIdx.x < C::kGroups) to.sights[threadIdx.x] = sight_of<C>(p, magic, to, threadIdx.x);
 }
 
-// Starts copying the rows [first_row, first_row + kRows) of the unit's q, by all warps but the first. Eight threads share a
-// row; each knows one of eight of theirs at a time.
+// Starts copying the rows of the pass, by all warps but the first; places of rows that it does not have keep what they held, which
+// nothing is made of. Eight threads share a row; each knows one of eight of theirs at a time.
 template <class C>
 __device__ __forceinline__ void copy_q(const AttnParams& p, uint32_t magic, const Work& work, uint32_t q) {
   constexpr int kRowsAtOnce = (C::kWarpgroup - 32) / 8;
-  const int thread = thread_number() - 32, lane = thread % 8;
+  const int thread = thread_number() - 32, lane = thread % 8, num_rows = min(work.num_rows - work.first_row, C::kRows);
 #pragma unroll 1
-  for (int first = thread / 8; first < C::kRows; first += 8 * kRowsAtOnce) {
+  for (int of_warps = 0; of_warps < num_rows; of_warps += 8 * kRowsAtOnce) {
+    const int first = of_warps + thread / 8;
     const int of_pass = first + lane * kRowsAtOnce, row = work.first_row + of_pass, token = token_of(p, magic, row);
     const int head = work.at.kv_head * p.group_size + row - token * p.group_size;
-    const int64_t known = row < work.num_rows ? (work.at.facts.q_begin + token) * p.q_stride_row + head * p.q_stride_head : -1;
+    const int64_t known = (work.at.facts.q_begin + token) * p.q_stride_row + head * p.q_stride_head;
     const uint32_t known_to = q + of_pass / 64 * 64 * C::kDq * 2 + of_pass % 64 * kPanelRow;
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const int64_t offset = __shfl_sync(~0u, known, i, 8);
       const uint32_t to = __shfl_sync(~0u, known_to, i, 8);
-      if (first + i * kRowsAtOnce >= C::kRows) continue;
-      const char* from = ptr<const char>(p.q) + (offset < 0 ? 0 : offset) * 2 + lane * 16;
+      if (first + i * kRowsAtOnce >= num_rows) continue;
+      const char* from = ptr<const char>(p.q) + offset * 2 + lane * 16;
       const uint32_t chunk = (lane * 16) ^ (to & 0x380) >> 3;  // swizzled by the row
 #pragma unroll
-      for (int panel = 0; panel < C::kDq / 64; ++panel) cp_async16_or_zero(to + chunk + panel * 64 * kPanelRow, from + panel * kPanelRow, offset >= 0);
+      for (int panel = 0; panel < C::kDq / 64; ++panel) cp_async16(to + chunk + panel * 64 * kPanelRow, from + panel * kPanelRow);
     }
   }
 }
@@ -216,7 +212,7 @@ __device__ __forceinline__ void copy_all(const AttnParams& p, Shared<C>& shared,
     const char* v = ptr<const char>(p.v) + work.at.kv_head * p.v_stride_head * 2 + threadIdx.x % 8 * 16;
     // The next unit is made; page ids of its first tile are loaded ahead.
     auto look_ahead = [&] {
-      meet<kCopyingMeet, C::kWarpgroup>();
+      meet(kCopyingMeet, C::kWarpgroup);
       copier.load_page(p, next, next.begin);
     };
     auto copy_tile = [&](int pos, bool looks_ahead) {

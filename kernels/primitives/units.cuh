@@ -82,15 +82,13 @@ struct alignas(16) UnitCursor {
     return true;
   }
 
-  // The first chunk of a KV head of a range that is a whole tile; false where `number`, which counts heads of ranges, is beyond
-  // them. The head's other chunks come by next.
-  __device__ __forceinline__ bool take_head(const AttnParams& p, int number) {
+  // Unit `number` of ranges that are a chunk of a tile each, for every KV head; false where it is beyond them.
+  __device__ __forceinline__ bool take_unit(const AttnParams& p, int number) {
     const int of_ranges = number / p.num_kv_heads;
     if (of_ranges >= num_ranges) return false;
-    tile = load_table(&(ptr<const AttnRange>(p.ranges) + of_ranges)->tile);
-    kv_head = number - of_ranges * p.num_kv_heads, chunk = 0, left = 0;
+    const int4 r = load_table4(ptr<const AttnRange>(p.ranges) + of_ranges);
+    tile = r.x, kv_head = number - of_ranges * p.num_kv_heads, chunk = r.z, left = 0;
     enter_tile(p);
-    left = facts.num_chunks - 1;
     return true;
   }
 

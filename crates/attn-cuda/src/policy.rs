@@ -80,11 +80,11 @@ impl GroupPolicy {
                     num_sms,
                 )
             });
-            let claims_heads = extend.iter().all(|pair| pair.family() != "plain");
+            let claims_units = extend.iter().all(|pair| pair.family() != "plain");
             // A warpgroup of Hopper's kernel has 64 rows.
             let has_warpgroups = extend.iter().all(|pair| pair.family() == "extend_sm90");
             let rest_len = if has_warpgroups { (64 / group.heads.group_size()).max(1) } else { u32::MAX };
-            let sharing = if claims_heads { Sharing::LongestTile { rest_len } } else { Sharing::Even };
+            let sharing = if claims_units { Sharing::LongestFirst { rest_len } } else { Sharing::Even };
             Self {
                 group: *group,
                 max_decode_q_len: decode_config.map_or(0, |config| config.tile_len),
@@ -156,7 +156,7 @@ impl GroupPolicy {
             let cut = max_rest_tiles(config, group);
             let num_tiles = (bucket.num_requests as usize + (bucket.num_rows / config.tile_len) as usize + cut)
                 .min(bucket.num_rows as usize);
-            PartSizes { num_tiles, num_ranges: range_room(config, num_tiles) }
+            PartSizes { num_tiles, num_ranges: range_room(config, num_tiles, max_chunks(config, group, limits.max_kv_len)) }
         };
         let merge_units = |config: &PlanConfig| {
             let chunks = max_chunks(config, group, limits.max_kv_len);
@@ -176,7 +176,7 @@ impl GroupPolicy {
 
 /// Tiles that cutting for a last round adds, at most.
 fn max_rest_tiles(config: &PlanConfig, group: &PlanGroup) -> usize {
-    let Sharing::LongestTile { rest_len } = config.sharing else { return 0 };
+    let Sharing::LongestFirst { rest_len } = config.sharing else { return 0 };
     let cut = config.num_workers / group.heads.num_kv_heads + 1;
     let pieces = config.tile_len.div_ceil(rest_len.min(config.tile_len));
     cut as usize * (pieces as usize - 1)
@@ -208,10 +208,11 @@ fn decode_chunking(group_size: u32, by: CutBy) -> Chunking {
     Chunking { by, chunk_len: len, shortest: SHORTEST_DECODE_CHUNK_LEN, max_q_len: u32::MAX }
 }
 
-/// Room for the ranges of a plan of at most so many tiles: each block of the grid reads the range of its number,
-/// whether there is one or not.
-pub(crate) fn range_room(config: &PlanConfig, num_tiles: usize) -> usize {
-    config.max_ranges(num_tiles).max(config.num_workers as usize)
+/// Room for the ranges of a plan of at most so many tiles and chunks of each: each block of the grid reads the range of its
+/// number, whether there is one or not.
+fn range_room(config: &PlanConfig, num_tiles: usize, max_chunks: u64) -> usize {
+    let max_chunks = usize::try_from(max_chunks).unwrap_or(usize::MAX);
+    config.max_ranges(num_tiles, max_chunks).max(config.num_workers as usize)
 }
 
 fn config(group: &PlanGroup, pairs: &[Pair], chunking: Chunking, sharing: Sharing, num_sms: u32) -> PlanConfig {

@@ -8,6 +8,8 @@ use attn_metadata::{
 };
 use kvpool::{Dtype, KvDtype, PageSize, Slot};
 
+use attn_metadata::plan::Sharing;
+
 use super::*;
 use crate::entry::{Families, Limits, kernels_of};
 use crate::policy::{GroupPolicy, Invariance};
@@ -105,8 +107,13 @@ fn check_group(bytes: &[u8], at: &GroupOffsets, plan: &GroupPlan, group: &PlanGr
         let mut units = HashSet::new();
         for range in ranges {
             let (mut tile, mut head, mut chunk) = (range.tile, range.kv_head, range.chunk);
+            let goes_by_head = matches!(part.plan.config().sharing, Sharing::LongestFirst { .. });
             for _ in 0..range.num_units {
                 assert!(units.insert((tile, head, chunk)), "a unit twice");
+                if goes_by_head {
+                    head += 1;
+                    continue;
+                }
                 chunk += 1;
                 if chunk == tiles[usize::try_from(tile).unwrap()].num_chunks {
                     (head, chunk) = (head + 1, 0);

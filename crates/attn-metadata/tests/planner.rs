@@ -74,7 +74,7 @@ fn covered(plan: &Plan, lens: &[(u32, u32)], group: &PlanGroup) -> HashMap<(u32,
             }
         }
     }
-    if matches!(plan.config().sharing, Sharing::LongestTile { .. }) {
+    if matches!(plan.config().sharing, Sharing::LongestFirst { .. }) {
         numbers.sort_unstable();
     }
     assert!(numbers.into_iter().eq(0..plan.num_units()), "units come once, in order");
@@ -92,7 +92,7 @@ fn config() -> impl Strategy<Value = PlanConfig> {
     let sharing = prop_oneof![
         Just(Sharing::Even),
         Just(Sharing::Guided),
-        (1u32..9).prop_map(|rest_len| Sharing::LongestTile { rest_len })
+        (1u32..9).prop_map(|rest_len| Sharing::LongestFirst { rest_len })
     ];
     (1..20u32, chunking, 1..9u32, sharing, 0..50u32).prop_map(
         |(tile_len, chunking, num_workers, sharing, unit_overhead)| PlanConfig {
@@ -158,7 +158,8 @@ proptest! {
     #[test]
     fn each_visible_key_is_covered_once(config in config(), group in group(), lens in lens()) {
         let plan = plan_of(config, group, &batch(&lens, 0));
-        prop_assert!(plan.ranges().len() <= config.max_ranges(plan.tiles().len()));
+        let max_chunks = plan.tiles().iter().map(|tile| tile.num_chunks).max().unwrap_or(1);
+        prop_assert!(plan.ranges().len() <= config.max_ranges(plan.tiles().len(), max_chunks as usize));
         prop_assert_eq!(covered(&plan, &lens, &group), naive(&lens, &group));
     }
 
@@ -168,7 +169,7 @@ proptest! {
     ) {
         // Tiles that are cut short for a last round depend on the batch; which KV a row sees in which chunk does not.
         let sharing = match config.sharing {
-            Sharing::LongestTile { .. } => Sharing::LongestTile { rest_len: config.tile_len },
+            Sharing::LongestFirst { .. } => Sharing::LongestFirst { rest_len: config.tile_len },
             sharing => sharing,
         };
         let config = cut_by(CutBy::Request, PlanConfig { sharing, ..config });
@@ -249,16 +250,16 @@ proptest! {
     }
 
     #[test]
-    fn longest_tiles_come_first(config in config(), group in group(), lens in lens()) {
-        let config = PlanConfig { sharing: Sharing::LongestTile { rest_len: config.tile_len }, ..config };
+    fn longest_chunks_come_first(config in config(), group in group(), lens in lens()) {
+        let config = PlanConfig { sharing: Sharing::LongestFirst { rest_len: config.tile_len }, ..config };
         let plan = plan_of(config, group, &batch(&lens, 0));
-        prop_assert_eq!(plan.ranges().len(), plan.tiles().len());
         let mut least = u64::MAX;
         for range in plan.ranges() {
             let tile = &plan.tiles()[range.first.tile as usize];
-            prop_assert_eq!((range.first.kv_head, range.first.chunk), (0, 0));
-            prop_assert_eq!(range.num_units, u64::from(tile.num_chunks * group.heads.num_kv_heads));
-            let pairs = u64::from(tile.kv_end - tile.kv_begin) * u64::from(tile.q_len);
+            prop_assert_eq!((range.first.kv_head, range.num_units), (0, u64::from(group.heads.num_kv_heads)));
+            prop_assert!(plan.units(range).all(|unit| (unit.tile, unit.chunk) == (range.first.tile, range.first.chunk)));
+            let kv = tile.chunk(range.first.chunk);
+            let pairs = u64::from(kv.end - kv.start) * u64::from(tile.q_len);
             prop_assert!(pairs <= least.max(1).saturating_add(least / 8), "{} after {}", pairs, least);
             least = least.min(pairs);
         }
@@ -347,7 +348,7 @@ fn long_tiles(lens: &[(u32, u32)], window_left: Option<u32>, rest_len: u32) -> V
     let config = PlanConfig {
         tile_len: 48,
         num_workers: 132,
-        sharing: Sharing::LongestTile { rest_len },
+        sharing: Sharing::LongestFirst { rest_len },
         unit_overhead: 64,
         ..PlanConfig::UNCUT
     };

@@ -1,5 +1,5 @@
 //! Balance over a whole batch: chunk lengths ([`CutBy::Batch`](super::CutBy::Batch)) with as few partial states as may
-//! be, and tiles that are cut short for a last round ([`Sharing::LongestTile`](super::Sharing::LongestTile)).
+//! be, and tiles that are cut short for a last round ([`Sharing::LongestFirst`](super::Sharing::LongestFirst)).
 
 use super::planner::visible;
 use super::{PlanConfig, Sharing};
@@ -41,13 +41,13 @@ pub(super) fn balanced_chunk_len(config: &PlanConfig, group: &PlanGroup, batch: 
 /// Rounds beyond which a last one is not worth cutting tiles for.
 const MAX_ROUNDS: u64 = 12;
 
-/// Tiles to cut to [`rest_len`](Sharing::LongestTile::rest_len): those that do not fill a last round. 0 where tiles are of
+/// Tiles to cut to [`rest_len`](Sharing::LongestFirst::rest_len): those that do not fill a last round. 0 where tiles are of
 /// different lengths, which fill it by themselves, where requests are cut into chunks, or where it would not be shorter.
 ///
 /// Rows of a tile are independent of each other, but a window's tiles of KV begin where a tile of queries begins to see,
 /// so windows are left alone: this changes no result.
 pub(super) fn rest_tiles(config: &PlanConfig, group: &PlanGroup, batch: &Batch) -> u32 {
-    let Sharing::LongestTile { rest_len } = config.sharing else { return 0 };
+    let Sharing::LongestFirst { rest_len } = config.sharing else { return 0 };
     if rest_len >= config.tile_len || group.window_left.is_some() {
         return 0;
     }

@@ -40,9 +40,9 @@ pub enum Sharing {
     /// one unit, none empty, at most [`MAX_GUIDED`](Self::MAX_GUIDED) a worker. A range of more than one unit ends
     /// where a head ends or after a multiple of [`RUN`](Self::RUN) of its chunks.
     Guided,
-    /// For workers that take the next KV head of a range when they are free: each range a whole tile, by falling cost of
-    /// its query tokens (within an eighth).
-    LongestTile {
+    /// For workers that take the next unit when they are free: each range a chunk of a tile for all KV heads, by falling
+    /// cost (within an eighth).
+    LongestFirst {
         /// Query tokens of the tiles that a last round would leave most workers without, where all tiles are about as
         /// long: they are cut to this length if the round is shorter then. The tile's length: none is cut.
         rest_len: u32,
@@ -107,13 +107,13 @@ impl PlanConfig {
         len
     }
 
-    /// Ranges that a plan of at most so many tiles has, at most.
+    /// Ranges that a plan of at most so many tiles of at most so many chunks has, at most.
     #[must_use]
-    pub const fn max_ranges(&self, num_tiles: usize) -> usize {
+    pub const fn max_ranges(&self, num_tiles: usize, max_chunks: usize) -> usize {
         match self.sharing {
             Sharing::Even => self.num_workers as usize,
             Sharing::Guided => self.num_workers as usize * Sharing::MAX_GUIDED as usize,
-            Sharing::LongestTile { .. } => num_tiles,
+            Sharing::LongestFirst { .. } => num_tiles.saturating_mul(max_chunks),
         }
     }
 }
@@ -178,7 +178,8 @@ pub struct Unit {
     pub chunk: u32,
 }
 
-/// A share of the work: `num_units` units from `first` on.
+/// A share of the work: `num_units` units from `first` on, in the plan's order (chunks, then heads, then tiles), or, of
+/// [`Sharing::LongestFirst`], from head to head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorkRange {
     /// The first unit.
@@ -196,7 +197,7 @@ pub struct Plan {
     ranges: Vec<WorkRange>,
     /// Chunk length that the batch asks for.
     batch_chunk_len: u32,
-    /// Scratch of [`Sharing::LongestTile`].
+    /// Scratch of [`Sharing::LongestFirst`].
     buckets: Vec<u32>,
     /// Tiles that are still to be cut short in this update.
     rest_tiles: u32,
@@ -243,7 +244,7 @@ impl Plan {
         match self.config.sharing {
             Sharing::Guided => self.cut_guided(),
             Sharing::Even => self.cut_even(),
-            Sharing::LongestTile { .. } => self.order_tiles(),
+            Sharing::LongestFirst { .. } => self.order_chunks(),
         }
     }
 
@@ -298,7 +299,8 @@ impl Plan {
     /// The units of a range, in order.
     #[must_use]
     pub fn units(&self, range: &WorkRange) -> UnitIter<'_> {
-        UnitIter { plan: self, next: range.first, left: range.num_units }
+        let goes_by_head = matches!(self.config.sharing, Sharing::LongestFirst { .. });
+        UnitIter { plan: self, next: range.first, left: range.num_units, goes_by_head }
     }
 
     /// Cost of one unit, in (query token × KV token) pairs.
@@ -319,7 +321,7 @@ impl Plan {
             let tile_len = self.config.tile_len;
             let tile_end = (q_begin - q_begin % tile_len).saturating_add(tile_len).min(request.q_len);
             let q_len = match self.config.sharing {
-                Sharing::LongestTile { rest_len } if self.rest_tiles > 0 => rest_len.min(tile_end - q_begin),
+                Sharing::LongestFirst { rest_len } if self.rest_tiles > 0 => rest_len.min(tile_end - q_begin),
                 _ => tile_end - q_begin,
             };
             if q_begin + q_len == tile_end {
@@ -405,27 +407,26 @@ impl Plan {
         }
     }
 
-    /// A range for each tile, by falling cost: bucket by bucket, tiles of a bucket in order.
-    fn order_tiles(&mut self) {
-        let bucket = |tile: &Tile| {
-            let pairs = u64::from(tile.kv_end - tile.kv_begin) * u64::from(tile.q_len);
-            BUCKETS - 1 - size_class(pairs)
-        };
-        self.buckets.clear();
-        self.buckets.resize(BUCKETS + 1, 0);
-        for tile in &self.tiles {
-            self.buckets[bucket(tile) + 1] += 1;
+    /// A range for each chunk of a tile, by falling cost: bucket by bucket, those of a bucket in order.
+    fn order_chunks(&mut self) {
+        let Self { tiles, ranges, buckets, group, .. } = self;
+        buckets.clear();
+        buckets.resize(BUCKETS + 1, 0);
+        let num_units = u64::from(group.heads.num_kv_heads);
+        let mut num_ranges = 0;
+        for tile in &*tiles {
+            num_ranges += tile.num_chunks as usize;
+            for_each_bucket(tile, |_, bucket| buckets[bucket + 1] += 1);
         }
         for next in 1..=BUCKETS {
-            self.buckets[next] += self.buckets[next - 1];
+            buckets[next] += buckets[next - 1];
         }
-        let nothing = WorkRange { first: Unit { tile: 0, kv_head: 0, chunk: 0 }, num_units: 0 };
-        self.ranges.resize(self.tiles.len(), nothing);
-        for (index, tile) in (0u32..).zip(&self.tiles) {
-            let place = &mut self.buckets[bucket(tile)];
-            let num_units = u64::from(tile.num_chunks) * u64::from(self.group.heads.num_kv_heads);
-            self.ranges[*place as usize] = WorkRange { first: Unit { tile: index, kv_head: 0, chunk: 0 }, num_units };
-            *place += 1;
+        ranges.resize(num_ranges, WorkRange { first: Unit { tile: 0, kv_head: 0, chunk: 0 }, num_units });
+        for (index, tile) in (0u32..).zip(&*tiles) {
+            for_each_bucket(tile, |chunk, bucket| {
+                ranges[buckets[bucket] as usize].first = Unit { tile: index, kv_head: 0, chunk };
+                buckets[bucket] += 1;
+            });
         }
     }
 
@@ -546,6 +547,23 @@ impl Walk {
     }
 }
 
+/// The bucket of each chunk of a tile, the costliest first. All chunks but the first and the last cost the same.
+fn for_each_bucket(tile: &Tile, mut give: impl FnMut(u32, usize)) {
+    let bucket = |chunk| {
+        let kv = tile.chunk(chunk);
+        BUCKETS - 1 - size_class(u64::from(kv.end - kv.start) * u64::from(tile.q_len))
+    };
+    let last = tile.num_chunks - 1;
+    give(0, bucket(0));
+    if last > 1 {
+        let of_middle = bucket(1);
+        (1..last).for_each(|chunk| give(chunk, of_middle));
+    }
+    if last > 0 {
+        give(last, bucket(last));
+    }
+}
+
 /// Classes of [`size_class`].
 const BUCKETS: usize = 64 * 8;
 
@@ -562,6 +580,7 @@ pub struct UnitIter<'a> {
     plan: &'a Plan,
     next: Unit,
     left: u64,
+    goes_by_head: bool,
 }
 
 impl Iterator for UnitIter<'_> {
@@ -570,6 +589,10 @@ impl Iterator for UnitIter<'_> {
     fn next(&mut self) -> Option<Unit> {
         self.left = self.left.checked_sub(1)?;
         let unit = self.next;
+        if self.goes_by_head {
+            self.next.kv_head += 1;
+            return Some(unit);
+        }
         let tile = &self.plan.tiles[unit.tile as usize];
         self.next.chunk += 1;
         if self.next.chunk == tile.num_chunks {

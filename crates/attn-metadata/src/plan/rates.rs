@@ -66,9 +66,8 @@ pub(super) fn busiest(plan: &Plan, cost: impl Fn(&Tile, u32) -> u64) -> u64 {
         }
     };
     for range in plan.ranges() {
-        if matches!(plan.config().sharing, Sharing::LongestTile { .. }) {
-            let units: Vec<Unit> = plan.units(range).collect();
-            units.chunk_by(|a, b| a.kv_head == b.kv_head).for_each(|head| give(head.iter().map(|u| cost(*u)).sum()));
+        if matches!(plan.config().sharing, Sharing::LongestFirst { .. }) {
+            plan.units(range).for_each(|unit| give(cost(unit)));
         } else {
             give(plan.units(range).map(cost).sum());
         }
