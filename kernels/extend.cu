@@ -2,7 +2,7 @@
 //
 //   unit = (tile of query tokens, KV head, chunk of KV);  row = token x group + head, so a group shares its KV loads
 //
-// Grid: any; blocks are persistent and take ranges of units by stride, or claim the KV heads of tiles one by one. A block holds
+// Grid: any; blocks are persistent and claim units one by one, or take ranges of them by stride. A block holds
 // kRows rows of q; a warp owns 32 of them and sees all tokens. KV goes by in tiles of kTile tokens through two stages, the next
 // one under way while this one is used. A unit of more than kRows rows (a very large group) passes over its KV once for each
 // kRows: an item is one such pass, and while an item ends the next one's q and first tile are under way.
@@ -17,7 +17,7 @@
 //   arrived for all, the other one, consumed before, may be overwritten, and the next tile's places are made; those of a pair
 //   (named, 1 to 4) lie between what one warp shows and the other reads.
 // Items: thread 0 writes the next one's while this one begins; the one before, whose results may still be on their way out, is
-//   the third. A block claims one head ahead of that which it begins.
+//   the third. A block claims one unit ahead of that which it begins.
 // Rows of K and V beyond the chunk are zero-filled, never read; surplus rows of q are zero and not written out.
 #include "primitives/cp_async.cuh"
 #include "primitives/fp8.cuh"
@@ -649,10 +649,10 @@ __device__ __forceinline__ void sum_tiles(const AttnParams& p, const Item& item,
   } while (begin < item.end);
 }
 
-// Claims the head that the item after `item` is of, if it is one to be claimed.
+// Claims the unit that the item after `item` is of, if it is one to be claimed.
 template <class C>
 __device__ __forceinline__ int claim_after(const AttnParams& p, const Item& item) {
-  const bool is_last = item.unit.left == 0 && item.first_row + C::kRows >= item.num_rows;
+  const bool is_last = item.first_row + C::kRows >= item.num_rows;
   return p.claim != 0 && item.num_rows > 0 && is_last ? static_cast<int>(gridDim.x) + atomicAdd(ptr<int>(p.claim), 1) : 0;
 }
 
@@ -663,7 +663,7 @@ __device__ __forceinline__ Item item_after(const AttnParams& p, const Item& item
   next.first_row += C::kRows;
   if (next.first_row < next.num_rows) return next;
   auto& unit = next.unit;
-  const bool has_unit = p.claim != 0 && unit.left == 0 ? unit.take_head(p, item.claimed) : unit.next(p, static_cast<int>(gridDim.x));
+  const bool has_unit = p.claim != 0 ? unit.take_unit(p, item.claimed) : unit.next(p, static_cast<int>(gridDim.x));
   next.first_row = next.num_rows = next.begin = next.end = 0;
   if (!has_unit) return next;
   const TileFacts& tile = unit.facts;

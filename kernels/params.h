@@ -47,7 +47,8 @@ struct AttnTile {
   int32_t reserved[3];    // 0
 };
 
-// Consecutive units: all chunks of (tile, KV head), then of the next KV head, then of the next tile. [num_ranges]
+// Consecutive units: all chunks of (tile, KV head), then of the next KV head, then of the next tile (but see AttnParams for
+// claimed units of `extend_*`). [num_ranges]
 struct AttnRange {
   int32_t tile;       // first unit
   int32_t kv_head;    //
@@ -74,8 +75,8 @@ static const int32_t kMergeSegment = 32;
 //
 // Grid: one-dimensional, any size; block b takes ranges b, b + grid, ... The table of ranges has at least grid entries,
 // whatever num_ranges says (beyond it: any values). With `claim`, and more ranges than blocks, blocks take what is next when
-// they are free: `decode_*` a range, none of which is empty; `extend_*` a KV head of a range, each of which is a whole tile
-// (`extend_*` does so however few they are). `plain_*` always go by stride.
+// they are free: `decode_*` a range, none of which is empty; `extend_*` a unit (however few they are), where each range is one
+// chunk of a tile for all KV heads: num_units of them, whatever order AttnRange has otherwise. `plain_*` always go by stride.
 // Results do not depend on grid, ranges or claims. Suggested: num SMs x ctas_per_sm of the .inst entry.
 struct AttnParams {
   DevicePtr q;             // [num_rows, num_qo_heads, head_dim_qk]

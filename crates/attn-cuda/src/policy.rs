@@ -156,7 +156,10 @@ impl GroupPolicy {
             let cut = max_rest_tiles(config, group);
             let num_tiles = (bucket.num_requests as usize + (bucket.num_rows / config.tile_len) as usize + cut)
                 .min(bucket.num_rows as usize);
-            PartSizes { num_tiles, num_ranges: range_room(config, num_tiles, max_chunks(config, group, limits.max_kv_len)) }
+            PartSizes {
+                num_tiles,
+                num_ranges: range_room(config, num_tiles, max_chunks(config, group, limits.max_kv_len)),
+            }
         };
         let merge_units = |config: &PlanConfig| {
             let chunks = max_chunks(config, group, limits.max_kv_len);

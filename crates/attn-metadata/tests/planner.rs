@@ -76,6 +76,7 @@ fn covered(plan: &Plan, lens: &[(u32, u32)], group: &PlanGroup) -> HashMap<(u32,
     }
     if matches!(plan.config().sharing, Sharing::LongestFirst { .. }) {
         numbers.sort_unstable();
+        seen.values_mut().for_each(|keys| keys.sort_unstable());
     }
     assert!(numbers.into_iter().eq(0..plan.num_units()), "units come once, in order");
     rows.sort_unstable();
