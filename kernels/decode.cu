@@ -304,7 +304,12 @@ __device__ __forceinline__ void add_values(Rows<C>& rows, uint32_t v_tile, const
   }
 }
 
-// A lane's part of the state of 8 rows, in shared memory: each lane reads what the same lane of the warp before wrote.
+// One value of two states' sum, where the second is of later tokens. Both ways in which a unit ends round alike.
+__device__ __forceinline__ float add_scaled(float before, float before_factor, float x, float factor) {
+  return fmaf(before, before_factor, x * factor);
+}
+
+// A lane's part of the state of 8 rows, in shared memory: each lane reads what the same lane of another warp wrote.
 template <class C>
 struct Slot {
   float2* o;     // [kDv / 8][32]
@@ -316,12 +321,12 @@ struct Slot {
     const float2 before = stat[lane];
     const float m = fmaxf(before.x, rows.m[half]);
     const float f = rescale_factor(before.x, m, c), own = rescale_factor(rows.m[half], m, c);
-    rows.m[half] = m, rows.l[half] = before.y * f + rows.l[half] * own;
+    rows.m[half] = m, rows.l[half] = add_scaled(before.y, f, rows.l[half], own);
 #pragma unroll
     for (int i = 0; i < C::kDv / 8; ++i) {
       const float2 x = o[i * 32 + lane];
-      rows.o[i][2 * half] = x.x * f + rows.o[i][2 * half] * own;
-      rows.o[i][2 * half + 1] = x.y * f + rows.o[i][2 * half + 1] * own;
+      rows.o[i][2 * half] = add_scaled(x.x, f, rows.o[i][2 * half], own);
+      rows.o[i][2 * half + 1] = add_scaled(x.y, f, rows.o[i][2 * half + 1], own);
     }
   }
 
@@ -333,19 +338,27 @@ struct Slot {
   }
 };
 
-// Writes the result or the partial state of row g + 8 half of a unit, from the registers of four lanes.
-template <class C>
-__device__ __forceinline__ void write_row(const AttnParams& p, const TileInfo& info, const Rows<C>& rows, int half, float c) {
+// 8 x kFragments dims of the state of a row, in the registers of four lanes.
+template <int kFragments>
+struct Row {
+  float2 o[kFragments];
+  float m, l;     // l: of the lane's own columns
+  int first_dim;  // 0: this part's warp writes the LSE too
+};
+
+// Writes the result or the partial state of row g + 8 half of a unit.
+template <class C, int kFragments>
+__device__ __forceinline__ void write_row(const AttnParams& p, const TileInfo& info, const Row<kFragments>& from, int half, float c) {
   const int lane = threadIdx.x % 32, row = lane / 4 + 8 * half, quad_lane = lane % 4;
-  const float l = quad_sum(rows.l[half]);
+  const float l = quad_sum(from.l);
   if (row >= info.num_rows) return;
-  const float lse2 = lse_base2(rows.m[half], l, c);
+  const float lse2 = lse_base2(from.m, l, c);
   const int token = row / p.group_size, head = info.kv_head * p.group_size + row - token * p.group_size;
   const bool is_split = info.partial >= 0;
   const RowEnd end = end_row(l, lse2, is_split ? -kInf : sink_of(p, head));
   const float scale = end.scale * p.v_scale;
   const int64_t partial = static_cast<int64_t>(info.partial) + row;
-  if (quad_lane == 0) {
+  if (quad_lane == 0 && from.first_dim == 0) {
     if (is_split) {
       ptr<float>(p.partial_lse)[partial] = lse2;
     } else {
@@ -355,31 +368,31 @@ __device__ __forceinline__ void write_row(const AttnParams& p, const TileInfo& i
   float* to = ptr<float>(p.partial_out) + partial * C::kDv;
   const uint64_t policy = evict_last_policy();  // else they take a twentieth of the time of a long batch on their way to memory
 #pragma unroll
-  for (int i = 0; i < C::kDv / 8; i += 2) {
-    const float* a = &rows.o[i][2 * half];
-    const float* b = &rows.o[i + 1][2 * half];
+  for (int i = 0; i < kFragments; i += 2) {
+    const float2 a = make_float2(from.o[i].x * scale, from.o[i].y * scale);
+    const float2 b = make_float2(from.o[i + 1].x * scale, from.o[i + 1].y * scale);
     if constexpr (C::kFp8) {  // fragments i, i + 1: even and odd dims of 16
-      const float4 x = make_float4(a[0] * scale, b[0] * scale, a[1] * scale, b[1] * scale);
-      const int d = i * 8 + 4 * quad_lane;
+      const float4 x = make_float4(a.x, b.x, a.y, b.y);
+      const int d = from.first_dim + i * 8 + 4 * quad_lane;
       if (is_split) {
         store_kept(reinterpret_cast<float4*>(to + d), x, policy);
       } else {
         store_out4<typename C::Q>(p, info.q_begin + token, head, d, x);
       }
     } else {
-      const int d = i * 8 + 2 * quad_lane;
+      const int d = from.first_dim + i * 8 + 2 * quad_lane;
       if (is_split) {
-        store_kept(reinterpret_cast<float2*>(to + d), make_float2(a[0] * scale, a[1] * scale), policy);
-        store_kept(reinterpret_cast<float2*>(to + d + 8), make_float2(b[0] * scale, b[1] * scale), policy);
+        store_kept(reinterpret_cast<float2*>(to + d), a, policy);
+        store_kept(reinterpret_cast<float2*>(to + d + 8), b, policy);
       } else {
-        store_out2<typename C::Q>(p, info.q_begin + token, head, d, a[0] * scale, a[1] * scale);
-        store_out2<typename C::Q>(p, info.q_begin + token, head, d + 8, b[0] * scale, b[1] * scale);
+        store_out2<typename C::Q>(p, info.q_begin + token, head, d, a.x, a.y);
+        store_out2<typename C::Q>(p, info.q_begin + token, head, d + 8, b.x, b.y);
       }
     }
   }
 }
 
-// The end of a unit: its state goes from warp to warp, 8 rows at a time. `stage_idx`: the one just computed. `round`: how many
+// The end of a unit that is not its block's last: its state goes from warp to warp, 8 rows at a time. `stage_idx`: the one just computed. `round`: how many
 // times 8 rows have gone round in the block; all warps count alike.
 template <class C>
 __device__ __forceinline__ void end_unit(const AttnParams& p, Rows<C>& rows, const TileInfo& info, float c, unsigned char* shared, int stage_idx, int& round) {
@@ -406,9 +419,52 @@ __device__ __forceinline__ void end_unit(const AttnParams& p, Rows<C>& rows, con
       if (C::kSlotInRing) barrier_wait(taken, round & 1);  // before the stage is refilled
     } else {
       barrier_arrive(taken);
-      write_row<C>(p, info, rows, half, c);
+      Row<C::kDv / 8> row = {{}, rows.m[half], rows.l[half], 0};
+#pragma unroll
+      for (int i = 0; i < C::kDv / 8; ++i) row.o[i] = make_float2(rows.o[i][2 * half], rows.o[i][2 * half + 1]);
+      write_row<C>(p, info, row, half, c);
     }
     ++round;
+  }
+}
+
+// The end of a block's last unit, which all that comes after the kernel waits for: in place of one handover after the other
+// the warps put their states into their rings, which are free, all at once, and then each adds up some of the dims, in the same order.
+template <class C>
+__device__ __forceinline__ void end_last_unit(const AttnParams& p, const Rows<C>& rows, const TileInfo& info, float c, unsigned char* shared) {
+  constexpr int kFragments = (C::kDv / 16 + C::kWarps - 1) / C::kWarps * 2;  // of a warp; a multiple of 2, see write_row
+  static_assert(C::kDv / 8 % kFragments == 0, "a warp has a full share or none");
+  static_assert(2 * (C::kSlotBytes + C::kStatBytes) <= C::kStages * C::kStageBytes, "16 rows fit into a ring");
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  auto slot_of = [&](int giver, int half) {
+    unsigned char* at = shared + giver * C::kStages * C::kStageBytes + half * (C::kSlotBytes + C::kStatBytes);
+    return Slot<C>{reinterpret_cast<float2*>(at), reinterpret_cast<float2*>(at + C::kSlotBytes)};
+  };
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    if (8 * half < info.num_rows) slot_of(warp, half).put(rows, half);
+  }
+  __syncthreads();
+  if (warp * kFragments >= C::kDv / 8) return;
+#pragma unroll 1
+  for (int half = 0; 8 * half < info.num_rows; ++half) {
+    Row<kFragments> sum;
+    sum.first_dim = warp * kFragments * 8;
+#pragma unroll
+    for (int giver = 0; giver < C::kWarps; ++giver) {
+      const Slot<C> slot = slot_of(giver, half);
+      const float2* o = slot.o + warp * kFragments * 32 + lane;
+      const float2 stat = slot.stat[lane];
+      const float m = giver == 0 ? stat.x : fmaxf(sum.m, stat.x);
+      const float f = giver == 0 ? 0.0f : rescale_factor(sum.m, m, c), own = rescale_factor(stat.x, m, c);
+      sum.m = m, sum.l = giver == 0 ? stat.y : add_scaled(sum.l, f, stat.y, own);
+#pragma unroll
+      for (int i = 0; i < kFragments; ++i) {
+        const float2 x = o[i * 32];
+        sum.o[i] = giver == 0 ? x : make_float2(add_scaled(sum.o[i].x, f, x.x, own), add_scaled(sum.o[i].y, f, x.y, own));
+      }
+    }
+    write_row<C>(p, info, sum, half, c);
   }
 }
 
@@ -458,6 +514,10 @@ __device__ __forceinline__ void decode(const AttnParams& p) {
     const int next_stage = stage + 1 == C::kStages ? 0 : stage + 1;
     const TileInfo* next = unit.is_last && pending > 0 ? &loader.info(next_stage) : nullptr;
     auto end = [&] {
+      if (pending == 0 && !loader.has_more) {
+        end_last_unit<C>(p, rows, unit, c, shared);
+        return;
+      }
       end_unit<C>(p, rows, unit, c, shared, stage, round);
       const bool keeps_q = next != nullptr && next->tile == unit.tile && next->kv_head == unit.kv_head;
       if (next != nullptr && !keeps_q) exchange_q<C>(p, *next, shared, rows);

@@ -4,6 +4,7 @@
 //
 // Grid: any; a block of 8 warps takes merge units: a row and up to 8 heads, a warp each; or, where there are many chunks, a row, a
 // head and a segment of its dims, 8 lanes each taking a 32nd of the chunks. Which it is depends on the tile alone: so do the bits.
+// The list's blocks an SM are meant as the grid, so that all blocks are there, and have rehearsed, when the states are.
 // Shared memory, static: 8 warps x (32 outputs, the largest LSE, the weight) f32. Empty states have lse = -inf and weight 0.
 #include "primitives/launch.cuh"
 #include "primitives/rows.cuh"
@@ -35,8 +36,8 @@ struct Outputs {
   float4 x[kAhead];
 
   __device__ __forceinline__ void load(const States& s, int begin, int end, int dv, int d) {
-    const int64_t step = static_cast<int64_t>(s.stride) * dv;
-    const float* from = s.out + begin * step + d;
+    const int step = s.stride * dv;
+    const float* from = s.out + (static_cast<int64_t>(begin) * step + d);
     const int num = d < dv ? end - begin : 0;
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
@@ -68,9 +69,9 @@ __device__ __forceinline__ void write_row(const AttnParams& p, int row, int head
   if (d == 0) store_lse(p, row, head, end.lse);
 }
 
-// One warp, at most 32 states. The first outputs are under way while weights are made.
+// One warp, at most 32 states. The first outputs are under way while weights are made. `writes`: false in a rehearsal.
 template <class T>
-__device__ __forceinline__ void merge_few(const AttnParams& p, const States& s, int row, int head) {
+__device__ __forceinline__ void merge_few(const AttnParams& p, const States& s, int row, int head, bool writes) {
   const int lane = threadIdx.x % 32;
   float w = 0.0f, top = 0.0f, total = 0.0f;
 #pragma unroll 1
@@ -88,19 +89,19 @@ __device__ __forceinline__ void merge_few(const AttnParams& p, const States& s, 
       }
       outputs.add_to(sum, w, i);
     }
-    write_row<T>(p, row, head, d, sum, end_row(total, lse_base2(top, total, 1.0f), sink_of(p, head)));
+    if (writes) write_row<T>(p, row, head, d, sum, end_row(total, lse_base2(top, total, 1.0f), sink_of(p, head)));
   }
 }
 
 // The whole block, any number of states, dims of one segment: 8 lanes have the segment's dims, and 32 such groups of lanes an equal
 // share of the states each.
 template <class T>
-__device__ __forceinline__ void merge_many(const AttnParams& p, const States& s, int row, int head, int segment, Shared& shared) {
+__device__ __forceinline__ void merge_many(const AttnParams& p, const States& s, int row, int head, int segment, Shared& shared, bool writes) {
   constexpr int kLanes = kMergeSegment / 4, kGroups = kThreads / kLanes;
   static_assert(kAhead == kLanes, "a lane holds the weight of one state of a round");
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, mine = lane % kLanes, d = segment * kMergeSegment + mine * 4;
   const int share = (s.num + kGroups - 1) / kGroups;
-  const int begin = min(static_cast<int>(threadIdx.x) / kLanes * share, s.num), end = min(begin + share, s.num);
+  const int begin = static_cast<int>(threadIdx.x) / kLanes * share, end = min(begin + share, s.num);  // begin may be beyond
   float top = -kInf, total = 0.0f;
   float4 sum = make_float4(0, 0, 0, 0);
 #pragma unroll 1
@@ -121,7 +122,7 @@ __device__ __forceinline__ void merge_many(const AttnParams& p, const States& s,
     }
     const float w = exp2_approx(lse - (top == -kInf ? 0.0f : top));
     total += w;
-    outputs.add_to(sum, w, lane - mine);
+    outputs.add_to(sum, w, static_cast<int>(threadIdx.x) % 32 / kLanes * kLanes);
   }
   total = warp_sum(total);
 #pragma unroll
@@ -140,7 +141,7 @@ __device__ __forceinline__ void merge_many(const AttnParams& p, const States& s,
       sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
       total += shared.weight[w];
     }
-    write_row<T>(p, row, head, d, sum, end_row(total, lse_base2(top, total, 1.0f), sink_of(p, head)));
+    if (writes) write_row<T>(p, row, head, d, sum, end_row(total, lse_base2(top, total, 1.0f), sink_of(p, head)));
   }
   __syncthreads();
 }
@@ -148,10 +149,12 @@ __device__ __forceinline__ void merge_many(const AttnParams& p, const States& s,
 template <class T>
 __device__ __forceinline__ void merge_partials(const AttnParams& p) {
   __shared__ Shared shared;
-  // Tables were there before the kernel that this one merges for began, so only its results are waited for.
-  const int num_units = load_table(&ptr<const AttnStep>(p.step)->num_merge_units);
+  // Tables were there before the kernel that this one merges for began, so only its results are waited for. Until they are
+  // there a block rehearses: it merges its first unit from whatever is in the workspace and writes nothing, so that later its
+  // instructions and tables are at hand.
+  bool rehearses = kStartsEarly;
 #pragma unroll 1
-  for (int i = blockIdx.x; i < num_units; i += static_cast<int>(gridDim.x)) {
+  for (int i = blockIdx.x; i < load_table(&ptr<const AttnStep>(p.step)->num_merge_units);) {
     const int4 unit = load_table4(ptr<const AttnMergeUnit>(p.merge_units) + i);
     const int row = unit.x, head_begin = unit.z;
     ATTN_CHECK(unit.y >= 0 && unit.y < load_table(&ptr<const AttnStep>(p.step)->num_tiles), p.check, kKernelMergePartials, kCheckMergeUnit, -1, row);
@@ -163,16 +166,18 @@ __device__ __forceinline__ void merge_partials(const AttnParams& p) {
                    num_heads <= kMergeHeads && head_begin + num_heads <= p.num_qo_heads &&
                    (!is_many || (segment >= 0 && segment * kMergeSegment < p.head_dim_vo)),
                p.check, kKernelMergePartials, kCheckMergeUnit, t.request, row);
-    wait_for_previous();
+    if (!rehearses) wait_for_previous();
     const int of_unit = is_many ? 0 : threadIdx.x / 32, head = head_begin + of_unit;
-    if (of_unit >= num_heads) continue;
     const int64_t first = partial_row(p, t, head / p.group_size, 0) + (row - t.q_begin) * p.group_size + head % p.group_size;
-    const States s = {ptr<const float>(p.partial_out) + first * p.head_dim_vo, ptr<const float>(p.partial_lse) + first, t.q_len * p.group_size, t.num_chunks};
+    const int num = rehearses ? min(t.num_chunks, kAhead) : t.num_chunks;
+    const States s = {ptr<const float>(p.partial_out) + first * p.head_dim_vo, ptr<const float>(p.partial_lse) + first, t.q_len * p.group_size, num};
     if (is_many) {
-      merge_many<T>(p, s, row, head, segment, shared);
-    } else {
-      merge_few<T>(p, s, row, head);
+      merge_many<T>(p, s, row, head, segment, shared, !rehearses);
+    } else if (of_unit < num_heads) {
+      merge_few<T>(p, s, row, head, !rehearses);
     }
+    if (!rehearses) i += static_cast<int>(gridDim.x);
+    rehearses = false;
   }
   wait_for_previous();  // also where there was nothing to do: what comes next relies on it
   launch_dependents();
@@ -183,7 +188,8 @@ __device__ __forceinline__ void merge_partials(const AttnParams& p) {
 #define bf16 Bf16
 #define f16 F16
 #define f32 F32
+// Before sm_90 registers for three blocks are a few too little.
 #define KERNEL(name, q, kv, dqk, dvo, general, threads, shared_bytes, blocks, rows)        \
   static_assert(threads == kThreads && shared_bytes == 0, "the list states the launch");  \
-  extern "C" __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ AttnParams p) { merge_partials<q>(p); }
+  extern "C" __global__ void __launch_bounds__(threads, kStartsEarly ? blocks : 2) name(const __grid_constant__ AttnParams p) { merge_partials<q>(p); }
 #include "merge_partials.inst"

@@ -29,10 +29,10 @@ __device__ __forceinline__ uint4 load_streamed(const void* p) {
   return x;
 }
 
-// Data that an earlier kernel of a programmatic chain wrote: not through the read-only path
+// Data that an earlier kernel of a programmatic chain wrote, perhaps while this one ran: from L2; PTX ld.global.cg
 __device__ __forceinline__ float4 load_fresh4(const float* p) {
   float4 x;
-  asm volatile("ld.global.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "l"(p));
+  asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "l"(p));
   return x;
 }
 

@@ -97,7 +97,9 @@ impl LayerCall<'_> {
         let entry = self.constants.kernels.merge;
         let params = AttnParams { step: tables.merge_step, tiles: tables.tiles, ..params };
         let kernel = self.kernels.attention(self.device, entry, self.check != 0)?;
-        let shape = self.shape(&kernel, entry, tables.merge_grid.min(self.streaming_blocks()));
+        // Blocks that find room at once: they rehearse while they wait, later ones would do it for nothing.
+        let resident = entry.blocks_per_sm * self.device.properties().num_sms;
+        let shape = self.shape(&kernel, entry, tables.merge_grid.min(resident));
         // SAFETY: see the module.
         unsafe { kernel.launch(&shape, &params) }
     }
