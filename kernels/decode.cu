@@ -392,8 +392,8 @@ __device__ __forceinline__ void write_row(const AttnParams& p, const TileInfo& i
   }
 }
 
-// The end of a unit that is not its block's last: its state goes from warp to warp, 8 rows at a time. `stage_idx`: the one just computed. `round`: how many
-// times 8 rows have gone round in the block; all warps count alike.
+// The end of a unit that is not its block's last: its state goes from warp to warp, 8 rows at a time. `stage_idx`: the one just
+// computed. `round`: how many times 8 rows have gone round in the block; all warps count alike.
 template <class C>
 __device__ __forceinline__ void end_unit(const AttnParams& p, Rows<C>& rows, const TileInfo& info, float c, unsigned char* shared, int stage_idx, int& round) {
   constexpr int kLast = C::kWarps - 1;
@@ -428,8 +428,8 @@ __device__ __forceinline__ void end_unit(const AttnParams& p, Rows<C>& rows, con
   }
 }
 
-// The end of a block's last unit, which all that comes after the kernel waits for: in place of one handover after the other
-// the warps put their states into their rings, which are free, all at once, and then each adds up some of the dims, in the same order.
+// The end of a block's last unit, which all that comes after the kernel waits for: in place of one handover after the other the
+// warps put their states into their rings, which are free, all at once, and then each adds up some of the dims, in the same order.
 template <class C>
 __device__ __forceinline__ void end_last_unit(const AttnParams& p, const Rows<C>& rows, const TileInfo& info, float c, unsigned char* shared) {
   constexpr int kFragments = (C::kDv / 16 + C::kWarps - 1) / C::kWarps * 2;  // of a warp; a multiple of 2, see write_row
