@@ -475,7 +475,6 @@ __device__ __forceinline__ void decode(const AttnParams& p) {
   const uint32_t ring = shared_address(shared) + warp * C::kStages * C::kStageBytes;
   check_shape<kKernelDecode, C::kDq, C::kDv>(p);
   wait_for_previous();
-  if (p.starts_next != 0) launch_dependents();
 
   const float scale = p.sm_scale * p.k_scale;
   const float c = C::kGeneral ? 1.0f : scale * kLog2e;  // general: scores are shaped, in base 2, before the softmax

@@ -680,7 +680,7 @@ template <class C>
 __device__ __forceinline__ void extend(const AttnParams& p) {
   extern __shared__ __align__(128) unsigned char shared[];
   check_shape<kKernelExtend, C::kDq, C::kDv>(p);
-  if (p.waits_late == 0) wait_for_previous();
+  wait_for_previous();
   const float scale = p.sm_scale * p.k_scale;
   const float c = C::kGeneral ? 1.0f : scale * kLog2e;  // general: scores are shaped, in base 2, before the softmax
   unsigned char* shared_weights = shared + C::kWeightsAt + threadIdx.x / 64 * C::kWeightsBytes;  // of the pair
@@ -720,7 +720,6 @@ __device__ __forceinline__ void extend(const AttnParams& p) {
   zero_padding_rows<typename C::Q, C::kDv>(p);
   launch_dependents();
   if (p.claim != 0 && threadIdx.x == 0) leave_claims(p);
-  if (p.waits_late != 0) wait_for_previous();
 }
 
 }  // namespace

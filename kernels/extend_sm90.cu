@@ -405,7 +405,7 @@ __device__ __forceinline__ void extend(const AttnParams& p) {
       barrier_init(&shared.full_v[i], C::kWarpgroup), barrier_init(&shared.empty_v[i], C::kGroups * 4);
     }
   }
-  if (p.waits_late == 0) wait_for_previous();
+  wait_for_previous();
   int claimed = static_cast<int>(blockIdx.x);
   if (threadIdx.x < 32) {
     Work& none = shared.units[C::kUnits - 1];
@@ -421,7 +421,6 @@ __device__ __forceinline__ void extend(const AttnParams& p) {
     copy_all<C>(p, shared, claimed);
     launch_dependents();
     if (p.claim != 0 && threadIdx.x == 0) leave_claims(p);
-    if (p.waits_late != 0) wait_for_previous();
   } else {
     take_registers<C::kComputeRegisters>();
     compute_all<C>(p, shared);

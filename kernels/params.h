@@ -126,10 +126,6 @@ struct AttnParams {
   int32_t num_pages;       // limits for the checked flavour
   int32_t num_kv_indices;
   int32_t num_partial_rows;
-  // Two launches of one layer that need nothing of each other, `decode_*` then `extend_*`, may overlap: the first starts the second,
-  // which has claims of its own, and which ends after it.
-  int32_t starts_next;     // 1: the first of such two
-  int32_t waits_late;      // 1: the second
 };
 
 // Writes new K and V to their slots: `store_kv_*`. Optionally rotates q and k first (RoPE).
@@ -236,7 +232,7 @@ static_assert(sizeof(AttnStep) == 16, "layout is part of the contract");
 static_assert(sizeof(AttnTile) == 64, "layout is part of the contract");
 static_assert(sizeof(AttnRange) == 16, "layout is part of the contract");
 static_assert(sizeof(AttnMergeUnit) == 16, "layout is part of the contract");
-static_assert(sizeof(AttnParams) == 17 * 8 + 10 * 8 + 20 * 4, "layout is part of the contract");
+static_assert(sizeof(AttnParams) == 17 * 8 + 10 * 8 + 18 * 4, "layout is part of the contract");
 static_assert(sizeof(StoreKvParams) == 10 * 8 + 14 * 8 + 14 * 4, "layout is part of the contract");
 static_assert(sizeof(MergeStatesParams) == 7 * 8 + 4 * 4, "layout is part of the contract");
 static_assert(sizeof(CheckRecord) == 24, "layout is part of the contract");

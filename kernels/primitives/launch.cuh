@@ -15,8 +15,7 @@ __device__ __forceinline__ void launch_dependents() {
 #endif
 }
 
-// Waits for the previous kernel of the stream and its writes. Each kernel does, at its end at the latest: so when one has ended,
-// all before it have.
+// Waits for the previous kernel of the stream and its writes.
 __device__ __forceinline__ void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -14,7 +14,7 @@ use kvpool::{Dtype, KvDtype};
 use crate::device::{Device, DeviceBuffer, DeviceError, Staging, Tail};
 use crate::entry::{self, Families, HEAD_DIM_UNIT, Limits, MAX_HEAD_DIM, kernels_of, kv_dtypes_for};
 use crate::kernel_set::{KernelSet, LayerConstants};
-use crate::launches::{CLAIMS_BYTES, LayerCall};
+use crate::launches::LayerCall;
 use crate::policy::{GroupPolicy, Invariance, MAX_STRICT_KV_LEN};
 use crate::reports::report;
 use crate::space::{Cuda, CudaDevice};
@@ -40,6 +40,9 @@ pub(crate) const fn name_of(families: Families) -> &'static str {
 pub(crate) const STRICT_NAME: &str = "cuda-strict";
 /// Name of the backend that cuts requests by the whole batch.
 pub(crate) const FREE_NAME: &str = "cuda-free";
+
+/// Bytes of `claim` of `kernels/params.h`.
+const CLAIM_BYTES: usize = 8;
 
 /// The registry's row for the backend with every kernel.
 #[must_use]
@@ -157,7 +160,7 @@ pub struct CudaBackend {
     /// Where the next step is planned, so that a refusal leaves the live ones alone.
     next: CudaStep,
     staging: Staging,
-    /// Where kernels' blocks claim work; of a part's kernels one at a time, in stream order, each leaves zeros.
+    /// Where kernels' blocks claim ranges; one kernel at a time, in stream order, each leaves zeros.
     claims: Arc<DeviceBuffer>,
     /// Partial states of uncaptured steps; grows.
     workspace: Option<Arc<DeviceBuffer>>,
@@ -230,7 +233,7 @@ impl CudaBackend {
         }
         let constants = model.layers().iter().zip(&chosen).map(|(l, k)| LayerConstants::new(device, l, *k));
         let layers = constants.collect::<Result<Vec<_>, _>>().map_err(failed)?;
-        let claims = DeviceBuffer::zeroed(device, CLAIMS_BYTES, "claims").map_err(failed)?;
+        let claims = DeviceBuffer::zeroed(device, CLAIM_BYTES, "claims").map_err(failed)?;
         let policies = GroupPolicy::of_model(model, &chosen, properties.num_sms, keeps);
         let pool = PoolShape { num_pages: 0, page_size: model.page_size() };
         let step = || CudaStep::new(policies.iter().map(|policy| policy.plan(pool)).collect(), pool);

@@ -17,11 +17,6 @@ use crate::params::{AttnParams, MergeStatesParams, StoreKvParams, page_division}
 use crate::space::Cuda;
 use crate::step::CudaStep;
 
-/// Bytes of `claim` of `kernels/params.h`.
-const CLAIM_BYTES: usize = 8;
-/// Bytes of the claims of a layer's parts.
-pub(crate) const CLAIMS_BYTES: usize = 2 * CLAIM_BYTES;
-
 /// Thread blocks a multiprocessor for kernels that stream over rows.
 const STREAM_BLOCKS_PER_SM: u32 = 4;
 
@@ -35,7 +30,7 @@ pub(crate) struct LayerCall<'a> {
     pub(crate) step: &'a CudaStep,
     pub(crate) group: usize,
     pub(crate) cache: &'a CudaKv,
-    /// Where blocks claim work, for each part: zeros, as each kernel leaves it.
+    /// Where blocks claim work: zeros, as each kernel leaves it.
     pub(crate) claims: &'a DeviceBuffer,
     /// Where checked kernels leave their record; 0: kernels do not check.
     pub(crate) check: u64,
@@ -77,15 +72,11 @@ impl LayerCall<'_> {
     ) -> Result<(), DeviceError> {
         let params = self.attn_params(q, out, lse);
         let tables = &self.step.groups[self.group];
-        // Decoding and extending need nothing of each other.
-        let overlap = tables.parts.iter().all(|part| part.grid > 0);
-        for (claims, part) in self.part_claims().zip(&tables.parts).filter(|(_, part)| part.grid > 0) {
+        for part in tables.parts.iter().filter(|part| part.grid > 0) {
             let pair = if part.is_decode { self.constants.kernels.decode } else { Some(self.constants.kernels.extend) };
             let entry = pair.expect("a part for decoding has its kernel").of(self.step.has_mask);
-            let claim = if self.step.is_claimed(self.group, part) { claims } else { 0 };
-            let [starts_next, waits_late] = [part.is_decode, !part.is_decode].map(|does| i32::from(overlap && does));
-            let places = AttnParams { step: part.step, tiles: part.tiles, ranges: part.ranges, claim, ..params };
-            let params = AttnParams { starts_next, waits_late, ..places };
+            let claim = if self.step.is_claimed(self.group, part) { self.claims.address() } else { 0 };
+            let params = AttnParams { step: part.step, tiles: part.tiles, ranges: part.ranges, claim, ..params };
             let kernel = self.kernels.attention(self.device, entry, self.check != 0)?;
             let shape = self.shape(&kernel, entry, part.grid);
             // SAFETY: see the module.
@@ -102,12 +93,6 @@ impl LayerCall<'_> {
         let shape = self.shape(&kernel, entry, tables.merge_grid.min(resident));
         // SAFETY: see the module.
         unsafe { kernel.launch(&shape, &params) }
-    }
-
-    /// Addresses of the claims of each part.
-    fn part_claims(&self) -> impl Iterator<Item = u64> {
-        let first = self.claims.address();
-        [first, first + CLAIM_BYTES as u64].into_iter()
     }
 
     fn streaming_blocks(&self) -> u32 {

@@ -75,7 +75,6 @@ twins! {
         num_rows: i32, num_qo_heads: i32, num_kv_heads: i32, group_size: i32, page_size: i32, page_magic: u32,
         page_shift: u32, causal: i32, window_left: i32, sm_scale: f32, softcap: f32, k_scale: f32, v_scale: f32,
         head_dim_qk: i32, head_dim_vo: i32, num_pages: i32, num_kv_indices: i32, num_partial_rows: i32,
-        starts_next: i32, waits_late: i32,
     }
 
     /// Writing new KV to its slots.

@@ -190,10 +190,29 @@ pub const fn commit() -> Option<&'static str> {
     option_env!("ATTN_COMMIT")
 }
 
-/// Memory that is free now; without a limit where the system does not say.
+/// Memory that is free now, on the machine and within the limit of the process's container; without a limit where the
+/// system does not say.
 #[must_use]
 pub fn available_memory_bytes() -> u64 {
-    memory_field("MemAvailable").unwrap_or(u64::MAX)
+    let of_machine = memory_field("MemAvailable").unwrap_or(u64::MAX);
+    of_machine.min(container_memory_bytes(Path::new("/sys/fs/cgroup")).unwrap_or(u64::MAX))
+}
+
+/// What a container's limit leaves beside what its processes hold (cached files give way): control groups of version 2,
+/// or of version 1.
+fn container_memory_bytes(groups: &Path) -> Option<u64> {
+    let read = |file: &str| fs::read_to_string(groups.join(file)).ok();
+    let held = |stat: &str, field: &str| {
+        let text = read(stat)?;
+        let line = text.lines().find(|line| line.strip_prefix(field).is_some_and(|rest| rest.starts_with(' ')))?;
+        line.split_whitespace().nth(1)?.parse().ok()
+    };
+    let left = |limit: &str, stat: &str, field: &str| {
+        let limit: u64 = read(limit)?.trim().parse().ok()?;
+        Some(limit.saturating_sub(held(stat, field).unwrap_or(0)))
+    };
+    left("memory.max", "memory.stat", "anon")
+        .or_else(|| left("memory/memory.limit_in_bytes", "memory/memory.stat", "total_rss"))
 }
 
 /// Processes that wanted to run in the last minute, on average; `None` where the system does not say.
@@ -264,6 +283,24 @@ mod tests {
         let dirs = [PathBuf::from("/no/such/directory"), PathBuf::from(env!("CARGO_MANIFEST_DIR"))];
         assert_eq!(find_library("Cargo.toml", &dirs), Some(dirs[1].join("Cargo.toml")));
         assert_eq!(find_library("libcuda.so.0", &dirs), None);
+    }
+
+    #[test]
+    fn a_containers_limit_is_read_in_both_versions() {
+        let groups = env::temp_dir().join(format!("attn-doctor-{}", std::process::id()));
+        fs::create_dir_all(groups.join("memory")).unwrap();
+        let write = |file: &str, text: &str| fs::write(groups.join(file), text).unwrap();
+        assert_eq!(container_memory_bytes(&groups), None);
+        write("memory/memory.limit_in_bytes", "1000\n");
+        assert_eq!(container_memory_bytes(&groups), Some(1000));
+        write("memory/memory.stat", "cache 500\ntotal_rss 300\n");
+        assert_eq!(container_memory_bytes(&groups), Some(700));
+        write("memory.max", "max\n");
+        assert_eq!(container_memory_bytes(&groups), Some(700), "no limit in version 2");
+        write("memory.max", "2000\n");
+        write("memory.stat", "anon_thp 7\nanon 2500\nfile 100\n");
+        assert_eq!(container_memory_bytes(&groups), Some(0), "more is held than the limit allows");
+        fs::remove_dir_all(&groups).unwrap();
     }
 
     #[test]
