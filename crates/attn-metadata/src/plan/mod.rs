@@ -11,6 +11,7 @@
 
 mod balance;
 mod explain;
+mod order;
 mod planner;
 mod rates;
 mod workspace;
