@@ -167,7 +167,9 @@ impl GroupPolicy {
         };
         // A row is of one part or the other.
         let num_merge_units = self.parts(bucket).map(merge_units).max().unwrap_or(0);
-        GroupSizes { decode: self.decode.as_ref().map(part), extend: part(&self.extend), num_merge_units }
+        // What is not recorded needs no room: all of it would be sent with every step.
+        let extend = if self.is_decode_bucket(bucket) { PartSizes::default() } else { part(&self.extend) };
+        GroupSizes { decode: self.decode.as_ref().map(part), extend, num_merge_units }
     }
 
     /// Configurations of the parts that a bucket records.

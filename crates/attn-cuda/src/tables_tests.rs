@@ -280,6 +280,20 @@ fn a_bucket_for_decoding_takes_no_long_request() {
     assert_eq!(policy.max_q_len(Bucket::decode(8)), 4);
     assert_eq!(policy.max_q_len(Bucket { num_requests: 8, num_rows: 9 }), u32::MAX);
     let limits = CaptureLimits { buckets: vec![], max_kv_len: 9000, num_pool_pages: 9000, appends: true };
-    let grids = policy.captured_grids(&model.groups()[0], &limits, Bucket::decode(8));
+    let group = &model.groups()[0];
+    let grids = policy.captured_grids(group, &limits, Bucket::decode(8));
     assert!(grids.extend == 0 && grids.decode > 0 && grids.merge > 0);
+    // Nor does it have room for one.
+    let bound = policy.size_bound(group, &limits, Bucket::decode(8));
+    assert_eq!(bound.extend, PartSizes::default());
+    let mut offsets = Offsets::default();
+    offsets.update(std::iter::once(bound), Sizes { num_slots: 8, mask_bytes: 0, num_kv_indices: 8 * 563 });
+    let mut bytes = room(offsets.len);
+    let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut bytes);
+    let batch = batch(&[(1, 9000), (2, 300), (4, 8999), (0, 5)], 1);
+    let mut plan = policy.plan(batch.pool());
+    plan.update(&batch);
+    let plans = [plan];
+    write(bytes, &offsets, &plans, contents_of(&batch, 8));
+    check_group(bytes, &offsets.groups[0], &plans[0], group, &batch, 8);
 }
