@@ -1,8 +1,9 @@
 //! What the kernel families reach on GPUs that they were measured on, for predictions in reports.
 //!
-//! Fitted to `docs/bench/gpu-h200.json`, `extend_sm90` to `docs/kernels/extend-sm90.md`; a test compares with the former. When a kernel changes, its row is fitted anew: `bytes_per_s` and
-//! `overhead_s` to a long and a short workload that memory bounds, `flops_per_s` and `unit_s` to one of long and one of
-//! short prompts.
+//! Fitted to `gpu-h200.json` and `gpu-portable-h200.json` in `docs/bench/`, `extend_sm90` to
+//! `docs/kernels/extend-sm90.md`; a test compares with both files. When a kernel changes, its row is fitted anew:
+//! `bytes_per_s` and `overhead_s` to a long and a short workload that memory bounds, `flops_per_s` and `unit_s` to one of
+//! long and one of short prompts.
 
 use attn_metadata::PlanGroup;
 use attn_metadata::plan::KernelRates;

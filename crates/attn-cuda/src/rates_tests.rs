@@ -82,12 +82,13 @@ fn of_kernels(workload: &Value, kernels: &str, by: Invariance) -> Option<PlanRep
 
 #[test]
 fn every_workload_is_predicted_within_a_fifth() {
-    let (workloads, results) = (json("bench/workloads.json"), json("docs/bench/gpu-h200.json"));
+    let (workloads, results) = (json("bench/workloads.json"), ["gpu-h200", "gpu-portable-h200"]);
+    let results = results.map(|file| json(&format!("docs/bench/{file}.json")));
     let workload = |name: &Value| workloads.as_array().unwrap().iter().find(|workload| workload["name"] == *name);
     let (mut num_compared, mut wrong) = (0, Vec::new());
-    for row in results["results"].as_array().unwrap() {
+    for row in results.iter().flat_map(|results| results["results"].as_array().unwrap()) {
         let by = match row["peer"].as_str() {
-            Some("cuda") => Invariance::Batch,
+            Some("cuda" | "cuda-portable") => Invariance::Batch,
             Some("cuda-free") => Invariance::None,
             _ => continue,
         };

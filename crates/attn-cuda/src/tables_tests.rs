@@ -3,12 +3,11 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use attn_metadata::plan::Sharing;
 use attn_metadata::{
     Batch, Bucket, CaptureLimits, HeadShape, Layer, LayerParams, ModelSpec, PlanGroup, PoolShape, RawBatch,
 };
 use kvpool::{Dtype, KvDtype, PageSize, Slot};
-
-use attn_metadata::plan::Sharing;
 
 use super::*;
 use crate::entry::{Families, Limits, kernels_of};
@@ -108,6 +107,10 @@ fn check_group(bytes: &[u8], at: &GroupOffsets, plan: &GroupPlan, group: &PlanGr
         for range in ranges {
             let (mut tile, mut head, mut chunk) = (range.tile, range.kv_head, range.chunk);
             let goes_by_head = matches!(part.plan.config().sharing, Sharing::LongestFirst { .. });
+            if goes_by_head {
+                // Kernels that claim units take every head of such a range, whatever it says.
+                assert_eq!((head, u32::try_from(range.num_units).unwrap()), (0, heads.num_kv_heads));
+            }
             for _ in 0..range.num_units {
                 assert!(units.insert((tile, head, chunk)), "a unit twice");
                 if goes_by_head {
@@ -229,8 +232,10 @@ fn a_bucket_has_room_for_every_batch_that_fits_it() {
             assert!(plan.num_partial_rows() <= policy.partial_row_bound(group, &limits, bucket));
             let needed = plan.sizes();
             assert!(needed.num_merge_units <= bound.num_merge_units, "{needed:?} in {bound:?}");
-            assert!(needed.extend.num_tiles <= bound.extend.num_tiles);
-            assert!(needed.decode.map_or(0, |d| d.num_tiles) <= bound.decode.map_or(0, |d| d.num_tiles));
+            let (decode, extend) = (needed.decode.unwrap_or_default(), needed.extend);
+            for (needed, bound) in [(decode, bound.decode.unwrap_or_default()), (extend, bound.extend)] {
+                assert!(needed.num_tiles <= bound.num_tiles && needed.num_ranges <= bound.num_ranges, "{needed:?}");
+            }
             let plans = [plan];
             write(bytes, &offsets, &plans, contents_of(&batch, bucket.num_rows));
             check_group(bytes, &offsets.groups[0], &plans[0], group, &batch, bucket.num_rows);
@@ -280,10 +285,15 @@ fn a_bucket_for_decoding_takes_no_long_request() {
     assert_eq!(policy.max_q_len(Bucket::decode(8)), 4);
     assert_eq!(policy.max_q_len(Bucket { num_requests: 8, num_rows: 9 }), u32::MAX);
     let limits = CaptureLimits { buckets: vec![], max_kv_len: 9000, num_pool_pages: 9000, appends: true };
-    let group = &model.groups()[0];
-    let grids = policy.captured_grids(group, &limits, Bucket::decode(8));
+    let grids = policy.captured_grids(&model.groups()[0], &limits, Bucket::decode(8));
     assert!(grids.extend == 0 && grids.decode > 0 && grids.merge > 0);
-    // Nor does it have room for one.
+}
+
+#[test]
+fn a_bucket_for_decoding_has_room_for_decoding_alone() {
+    let model = model(HeadShape::new(32, 8, 128), None);
+    let (policy, group) = (policy(&model, 132, Invariance::Batch), &model.groups()[0]);
+    let limits = CaptureLimits { buckets: vec![], max_kv_len: 9000, num_pool_pages: 9000, appends: true };
     let bound = policy.size_bound(group, &limits, Bucket::decode(8));
     assert_eq!(bound.extend, PartSizes::default());
     let mut offsets = Offsets::default();
