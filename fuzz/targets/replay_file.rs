@@ -71,7 +71,7 @@ fn work(problem: &Problem) -> u64 {
 
 /// `None` where no backend takes the problem.
 fn run(problem: &mut Problem, num_threads: usize) -> Option<Outcome> {
-    let device = HostDevice { num_threads: Some(num_threads) };
+    let device = HostDevice::with_threads(num_threads);
     let (mut backend, _) = create_backend("cpu", &problem.config(device)).ok()?;
     let step = backend.prepare_metadata(&problem.batch).ok()?;
     backend.explain(&step).expect("a prepared step can be explained");

@@ -40,7 +40,7 @@ impl Suite {
             floor: 400,
             parallel: true,
             fail_fast: false,
-            device: HostDevice { num_threads: Some(2) },
+            device: HostDevice::with_threads(2),
             family: None,
         }
     }

@@ -37,7 +37,7 @@ fn parts_of_different_models_are_refused() {
         let layer = Layer::new(LayerParams::causal(HeadShape::new(2, 1, 8))).unwrap();
         let page_size = PageSize::new(page_size).unwrap();
         let model = ModelSpec::new(vec![layer], Dtype::F32, KvDtype::F32, page_size).unwrap();
-        let device = HostDevice { num_threads: Some(1) };
+        let device = HostDevice::with_threads(1);
         BackendConfig { model: Arc::new(model), limits: BatchLimits::NONE, device }
     };
     let create = |page_size| (oracle::entry().create)(&config(page_size)).unwrap();

@@ -59,7 +59,7 @@ fn config(dims: &[u32]) -> BackendConfig<Host> {
     let layer = |&dim| Layer::new(LayerParams::causal(HeadShape::new(2, 1, dim))).unwrap();
     let page_size = PageSize::new(16).unwrap();
     let model = ModelSpec::new(dims.iter().map(layer).collect(), Dtype::F32, KvDtype::F32, page_size).unwrap();
-    BackendConfig { model: Arc::new(model), limits: BatchLimits::NONE, device: HostDevice { num_threads: Some(1) } }
+    BackendConfig { model: Arc::new(model), limits: BatchLimits::NONE, device: HostDevice::with_threads(1) }
 }
 
 #[test]

@@ -48,7 +48,7 @@ fn decode_two(entry: BackendEntry<Host>, q: [f32; 2], poison: bool) -> ([f32; 2]
     let page_size = PageSize::new(1500).unwrap();
     let layer = Layer::new(LayerParams { sm_scale: 1.0, ..LayerParams::causal(HeadShape::new(1, 1, 1)) }).unwrap();
     let model = Arc::new(ModelSpec::new(vec![layer], Dtype::F32, KvDtype::F32, page_size).unwrap());
-    let device = HostDevice { num_threads: Some(1) };
+    let device = HostDevice::with_threads(1);
     let mut backend = (entry.create)(&BackendConfig { model, limits: BatchLimits::NONE, device }).unwrap();
     let shape = KvShape { num_pages: 2, page_size, num_kv_heads: 1, head_dim_k: 1, head_dim_v: 1 };
     let mut cache = HostKv::new(shape, KvLayout::Nhd, KvFormat::F32).unwrap();

@@ -15,6 +15,18 @@ pub enum Host {}
 pub struct HostDevice {
     /// Worker threads; `None`: as many as the process may use. Results do not depend on it.
     pub num_threads: Option<usize>,
+    /// Bytes that a step may take for its plan and its partial states; a batch that needs more is refused when it is
+    /// prepared. `None`: whatever the system gives, and a system that gives more than it has stops the process. The CPU
+    /// backend and the oracle heed it, each of a pair for itself; others may not.
+    pub memory_bytes: Option<u64>,
+}
+
+impl HostDevice {
+    /// So many threads, and whatever memory the system gives.
+    #[must_use]
+    pub const fn with_threads(num_threads: usize) -> Self {
+        Self { num_threads: Some(num_threads), memory_bytes: None }
+    }
 }
 
 impl Kv<'_, Host> {

@@ -166,7 +166,7 @@ fn measure(w: &Workload, threads: usize) -> Result<f64, Error> {
     let q = numbers(shape(heads.head_dim_qk).iter().product(), 1.0);
     let q = HostTensor::packed(&q, shape(heads.head_dim_qk))?;
     let mut out = vec![0.0f32; shape(heads.head_dim_vo).iter().product()];
-    let device = HostDevice { num_threads: Some(threads) };
+    let device = HostDevice::with_threads(threads);
     if let Kind::Sparse(topk) = w.kind {
         let mut attention = SparseAttention::new(&layer, w.format, Dtype::F32, device)?;
         let list = random_list(rows, topk, cache.shape().num_slots())?;

@@ -24,11 +24,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let page_size = PageSize::new(64)?;
     let mut cache = HostKv::for_spec(layer.kv(), 8, page_size, KvLayout::Nhd, KvFormat::Fp8Latent)?;
     let model = ModelSpec::new(vec![layer], Dtype::F32, cache.format().dtype(), page_size)?;
-    let config = BackendConfig {
-        model: Arc::new(model),
-        limits: BatchLimits::NONE,
-        device: HostDevice { num_threads: Some(2) },
-    };
+    let config =
+        BackendConfig { model: Arc::new(model), limits: BatchLimits::NONE, device: HostDevice::with_threads(2) };
     let mut backend = MlaBackend::new(&config)?;
 
     for (cached, new) in [(0, PROMPT_LEN), (PROMPT_LEN, 1)] {

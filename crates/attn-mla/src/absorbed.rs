@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use attn_metadata::plan::PlanReport;
 use attn_metadata::{
-    AttentionBackend as _, BackendConfig, Batch, CreateError, Host, HostDevice, Io, Kv, Layer, LayerParams, Lse,
-    ModelSpec, PrepareError, Prepared, RunError,
+    AttentionBackend as _, BackendConfig, Batch, CreateError, Host, Io, Kv, Layer, LayerParams, Lse, ModelSpec,
+    PrepareError, Prepared, RunError,
 };
 use attn_reference::cpu::{CpuBackend, Isa, PackedRows};
 use kvpool::{Dtype, HostKv, HostTensor, HostTensorMut};
@@ -62,7 +62,7 @@ impl Absorbed {
         let (kv_dtype, page_size) = (config.model.kv_dtype(), config.model.page_size());
         let model = ModelSpec::new(layers.iter().map(absorbed).collect(), Dtype::F32, kv_dtype, page_size);
         let model = Arc::new(model.expect("the model has these layers with this cache"));
-        let config = BackendConfig { model, limits: config.limits, device: HostDevice { num_threads: None } };
+        let config = BackendConfig { model, limits: config.limits, device: config.device };
         Ok(Absorbed {
             attention: CpuBackend::with_pool(&config, isa, pool)?,
             isa,

@@ -86,7 +86,7 @@ impl Expanded {
         let page_size = page_size.expect("a chunk is a small page");
         let model = ModelSpec::new(layers.to_vec(), Dtype::F32, KvDtype::F32, page_size);
         let model = Arc::new(model.expect("there are layers"));
-        let config = BackendConfig { model, limits: BatchLimits::NONE, device: HostDevice { num_threads: None } };
+        let config = BackendConfig { model, limits: BatchLimits::NONE, device: HostDevice::default() };
         Ok(Expanded {
             attention: CpuBackend::with_pool(&config, isa, pool)?,
             widths,

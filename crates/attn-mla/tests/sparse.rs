@@ -7,7 +7,7 @@ use attn_mla::{IndexError, IndexList, MlaWidths, Scale, SparseAttention, SparseE
 use kvpool::{Dtype, HostKv, HostTensor, HostTensorMut, KvFormat, KvLayout, KvScales, KvSpec, PageSize, Slot, Values};
 
 const NUM_HEADS: u32 = 5;
-const DEVICE: HostDevice = HostDevice { num_threads: Some(2) };
+const DEVICE: HostDevice = HostDevice::with_threads(2);
 
 struct Rng(u64);
 

@@ -37,7 +37,7 @@ fn backend(num_threads: usize, page_size: PageSize) -> CpuBackend {
     let layer = |window_left| Layer::new(LayerParams { window_left, ..LayerParams::causal(HEADS) }).unwrap();
     let layers = vec![layer(None), layer(Some(100))];
     let model = Arc::new(ModelSpec::new(layers, Dtype::F32, KvDtype::F32, page_size).unwrap());
-    let device = HostDevice { num_threads: Some(num_threads) };
+    let device = HostDevice::with_threads(num_threads);
     CpuBackend::new(&BackendConfig::<Host> { model, limits: BatchLimits::NONE, device }).unwrap()
 }
 

@@ -94,7 +94,7 @@ fn measure(
 
 fn config(layer: Layer, kv_dtype: KvDtype, page_size: PageSize) -> Result<BackendConfig<Host>, Box<dyn Error>> {
     let model = Arc::new(ModelSpec::new(vec![layer], Dtype::F32, kv_dtype, page_size)?);
-    let device = HostDevice { num_threads: Some(THREADS) };
+    let device = HostDevice::with_threads(THREADS);
     Ok(BackendConfig { model, limits: BatchLimits::NONE, device })
 }
 

@@ -43,7 +43,7 @@ impl Engine {
         let new_cache = |spec| HostKv::for_spec(spec, NUM_PAGES, page_size, KvLayout::Nhd, KvFormat::F32).unwrap();
         let (cache, index_cache) = (new_cache(layer.kv()), new_cache(layer.side().unwrap().kv));
         let model = Arc::new(ModelSpec::new(vec![layer], Dtype::F32, KvDtype::F32, page_size).unwrap());
-        let device = HostDevice { num_threads: Some(num_threads) };
+        let device = HostDevice::with_threads(num_threads);
         let config = BackendConfig::<Host> { model, limits: BatchLimits::NONE, device };
         Self {
             table: PageTable::new(PagePool::new(NUM_PAGES, page_size).unwrap()),

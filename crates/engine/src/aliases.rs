@@ -52,7 +52,7 @@ mod tests {
         let layer = Layer::new(LayerParams::causal(HeadShape::new(4, 2, 16))).unwrap();
         let page_size = PageSize::new(16).unwrap();
         let model = ModelSpec::new(vec![layer], Dtype::F32, KvDtype::F32, page_size).unwrap();
-        let device = HostDevice { num_threads: Some(1) };
+        let device = HostDevice::with_threads(1);
         BackendConfig { model: Arc::new(model), limits: BatchLimits::NONE, device }
     }
 

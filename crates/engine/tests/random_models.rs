@@ -22,7 +22,7 @@ fn config(page_size: u32, num_pages: u32) -> SessionConfig {
         kv_format: KvFormat::F32,
         scheduler: SchedulerConfig { max_running: 8, max_step_tokens: 4096, extend_chunk: usize::MAX },
         backend: "auto".to_owned(),
-        device: HostDevice { num_threads: Some(2) },
+        device: HostDevice::with_threads(2),
         prefix_cache: None,
         verify_every: 0,
     }

@@ -60,7 +60,7 @@ fn allocations_of_a_hundred_steps() -> usize {
         kv_format: KvFormat::F32,
         scheduler: SchedulerConfig { max_step_tokens: 1 << 16, ..SchedulerConfig::default() },
         backend: "cpu".to_owned(),
-        device: HostDevice { num_threads: Some(1) },
+        device: HostDevice::with_threads(1),
         prefix_cache: Some(PrefixConfig::default()),
         verify_every: 0,
     };

@@ -112,7 +112,7 @@ fn threads(context: &Context<'_>, case: &Case) -> Result<f64, Stop> {
     let problem = Problem::new(case);
     let first = context.run(&problem)?;
     for num_threads in [Some(1), Some(2), Some(3), Some(7), None] {
-        let device = HostDevice { num_threads };
+        let device = HostDevice { num_threads, ..HostDevice::default() };
         let mut backend = context.backend_with(&case.model(vec![case.layer()]), roomy(case), device)?;
         first.same(&format!("{num_threads:?} threads"), &crate::harness::run(&problem, &mut *backend)?)?;
     }

@@ -105,7 +105,7 @@ impl Problem {
     pub fn config(&self, num_threads: usize) -> BackendConfig<Host> {
         let layers = vec![self.layer.clone()];
         let model = ModelSpec::new(layers, Dtype::F32, self.case.format.dtype(), self.batch.page_size()).unwrap();
-        let device = HostDevice { num_threads: Some(num_threads) };
+        let device = HostDevice::with_threads(num_threads);
         BackendConfig { model: Arc::new(model), limits: BatchLimits::NONE, device }
     }
 

@@ -111,6 +111,16 @@ fn plan_config(group: &PlanGroup, num_workers: u32) -> PlanConfig {
     }
 }
 
+fn dims(isa: Isa, plan: &Plan) -> Dims {
+    let heads = plan.group().heads;
+    Dims::new(isa, heads.head_dim_qk as usize, heads.head_dim_vo as usize)
+}
+
+/// Bytes of a plan's partial states.
+fn partial_bytes(isa: Isa, plan: &Plan) -> u64 {
+    RowStates::bytes(plan.num_partial_rows(), dims(isa, plan).vo_padded)
+}
+
 /// Paged attention on the CPU. Any head width up to 640, any group and page size, every feature of the waist.
 ///
 /// A row's result depends on nothing but its own query and keys: not on the batch, the number of threads, chunked
@@ -121,6 +131,8 @@ fn plan_config(group: &PlanGroup, num_workers: u32) -> PlanConfig {
 pub struct CpuBackend {
     model: Arc<ModelSpec>,
     limits: BatchLimits,
+    /// What a step may take.
+    memory_bytes: Option<u64>,
     capabilities: Capabilities,
     isa: Isa,
     pool: Arc<ThreadPool>,
@@ -183,6 +195,7 @@ impl CpuBackend {
             next: Step::new(&config.model, num_workers),
             model: Arc::clone(&config.model),
             limits: config.limits,
+            memory_bytes: config.device.memory_bytes,
             capabilities,
             isa,
             pool,
@@ -211,17 +224,29 @@ impl CpuBackend {
     fn plan(&mut self, batch: &Batch, num_rows: u32) -> Result<(), PrepareError> {
         check_batch(NAME, batch, &self.model, &self.limits, &self.capabilities)?;
         self.next.plan(batch);
-        for plan in &self.next.plans {
-            let heads = plan.group().heads;
-            let dims = Dims::new(self.isa, heads.head_dim_qk as usize, heads.head_dim_vo as usize);
+        self.make_room()?;
+        self.next.schedule(num_rows);
+        Ok(())
+    }
+
+    /// Makes room for the partial states and the units of the plans in `next`, within what a step may take.
+    fn make_room(&mut self) -> Result<(), PrepareError> {
+        let Step { plans, schedules, .. } = &mut self.next;
+        let partial_bytes = plans.iter().map(|plan| partial_bytes(self.isa, plan)).max().unwrap_or(0);
+        let unit_bytes = plans.iter().map(|plan| Schedule::bytes(plan, self.workers.len()));
+        let unit_bytes = unit_bytes.fold(0, u64::saturating_add);
+        let bytes = partial_bytes.saturating_add(unit_bytes);
+        let out_of_memory = PrepareError::OutOfMemory { what: "its plan and partial states", bytes };
+        if self.memory_bytes.is_some_and(|limit| bytes > limit) {
+            return Err(out_of_memory);
+        }
+        for (plan, schedule) in plans.iter().zip(schedules) {
             let rows = usize::try_from(plan.num_partial_rows()).unwrap_or(usize::MAX);
-            let bytes = plan.num_partial_rows().saturating_mul(4 * (dims.vo_padded as u64 + 2));
-            let what = "partial states";
-            if !self.partials.make_room(rows, dims.vo_padded) {
-                return Err(PrepareError::OutOfMemory { what, bytes });
+            let width = dims(self.isa, plan).vo_padded;
+            if !schedule.make_room(plan, self.workers.len()) || !self.partials.make_room(rows, width) {
+                return Err(out_of_memory);
             }
         }
-        self.next.schedule(num_rows);
         Ok(())
     }
 }
@@ -276,8 +301,9 @@ impl AttentionBackend<Host> for CpuBackend {
         let planned = self.steps.get(step)?;
         let mut report = PlanReport::new(NAME, &self.model, &planned.batch, &planned.plans, None);
         // Workers take units off a common list, costliest first, and not the plan's ranges.
-        for (group, schedule) in report.groups.iter_mut().zip(&planned.schedules) {
+        for ((group, plan), schedule) in report.groups.iter_mut().zip(&planned.plans).zip(&planned.schedules) {
             group.imbalance = schedule.imbalance(self.workers.len());
+            group.workspace_bytes = partial_bytes(self.isa, plan);
         }
         Ok(report)
     }

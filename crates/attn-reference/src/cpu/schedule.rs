@@ -32,17 +32,22 @@ impl Schedule {
         &self.items
     }
 
+    /// Bytes that a plan's items take.
+    pub(crate) fn bytes(plan: &Plan, num_workers: usize) -> u64 {
+        num_items(plan, num_workers).saturating_mul(size_of::<Item>() as u64)
+    }
+
+    /// Makes room for a plan's items, whose number only its batch bounds. False where there is no such memory.
+    pub(crate) fn make_room(&mut self, plan: &Plan, num_workers: usize) -> bool {
+        let num_items = usize::try_from(num_items(plan, num_workers)).unwrap_or(usize::MAX);
+        self.items.clear();
+        self.items.try_reserve(num_items).is_ok()
+    }
+
     /// Cuts a plan anew. Reuses memory.
     pub(crate) fn update(&mut self, plan: &Plan, num_workers: usize) {
         self.items.clear();
-        let all_heads = plan.group().heads.num_kv_heads;
-        let pairs: u64 = plan.tiles().iter().map(|tile| u64::from(tile.num_chunks)).sum();
-        // Blocks of heads that each (tile, chunk) should be cut into.
-        let wanted = (num_workers as u64 * ITEMS_PER_WORKER).div_ceil(pairs.max(1));
-        let wanted = if num_workers == 1 { 1 } else { wanted };
-        for (index, tile) in (0u32..).zip(plan.tiles()) {
-            let balanced = u64::from(all_heads).div_ceil(wanted);
-            let heads = u32::try_from(balanced).map_or(1, |n| n.min(heads_that_fit(plan, tile)));
+        for (index, tile, heads) in heads_of_items(plan, num_workers) {
             self.add(plan, tile, index, heads);
         }
         self.items.sort_unstable_by_key(|item| (std::cmp::Reverse(item.cost), item.tile, item.kv_head, item.chunk));
@@ -69,6 +74,26 @@ impl Schedule {
             }
         }
     }
+}
+
+/// The KV heads of a tile's items, for each tile with its number.
+fn heads_of_items(plan: &Plan, num_workers: usize) -> impl Iterator<Item = (u32, &Tile, u32)> {
+    let all_heads = plan.group().heads.num_kv_heads;
+    let pairs: u64 = plan.tiles().iter().map(|tile| u64::from(tile.num_chunks)).sum();
+    // Blocks of heads that each (tile, chunk) should be cut into.
+    let wanted = (num_workers as u64 * ITEMS_PER_WORKER).div_ceil(pairs.max(1));
+    let wanted = if num_workers == 1 { 1 } else { wanted };
+    let balanced = u64::from(all_heads).div_ceil(wanted);
+    (0u32..).zip(plan.tiles()).map(move |(index, tile)| {
+        (index, tile, u32::try_from(balanced).map_or(1, |n| n.min(heads_that_fit(plan, tile))))
+    })
+}
+
+fn num_items(plan: &Plan, num_workers: usize) -> u64 {
+    let all_heads = plan.group().heads.num_kv_heads;
+    let of_tile =
+        |(_, tile, heads): (u32, &Tile, u32)| u64::from(tile.num_chunks) * u64::from(all_heads.div_ceil(heads));
+    heads_of_items(plan, num_workers).map(of_tile).sum()
 }
 
 /// KV heads that an item may hold: their scores stay in the first-level cache, or one whose tiles are packed.

@@ -3,8 +3,8 @@
 
 use std::ops::Range;
 
+use bytemuck::Zeroable;
 use bytemuck::allocation::try_zeroed_vec;
-use bytemuck::{Pod, Zeroable};
 
 use super::dots::STAGE_LEN;
 use super::isa::Isa;
@@ -12,39 +12,55 @@ use super::pack::KV_TILE;
 use super::qk::ScoreRow;
 use super::unit::{MAX_SCORE_ROWS, UNIT_ROWS};
 
-/// A cache line of floats.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C, align(64))]
-struct Line([f32; 16]);
+/// Floats of a cache line.
+const LINE: usize = 16;
 
-/// Floats aligned to cache lines.
+/// Floats that begin with a cache line and fill whole ones.
+///
+/// The alignment is made here, not asked of the allocator: for zeros of a larger alignment than its own it writes them
+/// all, in place of taking pages that the system zeroes when they are first touched.
 #[derive(Default)]
-pub(crate) struct AlignedFloats(Vec<Line>);
+pub(crate) struct AlignedFloats {
+    floats: Vec<f32>,
+    begin: usize,
+    len: usize,
+}
 
 impl AlignedFloats {
     /// At least `len` zeros or left-overs.
+    ///
+    /// # Panics
+    /// Where there is no such memory.
     pub(crate) fn grow(&mut self, len: usize) {
-        if self.0.len() * 16 < len {
-            self.0.resize(len.div_ceil(16), Line::zeroed());
-        }
+        let is_made = self.len >= len || self.replace(len);
+        assert!(is_made, "no memory for {len} floats");
     }
 
     /// Room for `len` floats; what was there is gone where it grows. False where there is no such memory.
     pub(crate) fn make_room(&mut self, len: usize) -> bool {
-        make_room(&mut self.0, len.div_ceil(16))
+        self.len >= len || with_spare(len).any(|len| self.replace(len))
+    }
+
+    fn replace(&mut self, len: usize) -> bool {
+        *self = Self::default();
+        let Some(len) = len.checked_next_multiple_of(LINE) else { return false };
+        let Ok(floats) = try_zeroed_vec::<f32>(len.saturating_add(LINE - 1)) else { return false };
+        let begin = floats.as_ptr().align_offset(LINE * size_of::<f32>());
+        *self = Self { floats, begin, len };
+        true
     }
 
     pub(crate) fn get(&self, len: usize) -> &[f32] {
-        &bytemuck::must_cast_slice::<Line, f32>(&self.0)[..len]
+        &self.floats[self.begin..self.begin + self.len][..len]
     }
 
     pub(crate) fn get_mut(&mut self, len: usize) -> &mut [f32] {
-        &mut bytemuck::must_cast_slice_mut::<Line, f32>(&mut self.0)[..len]
+        &mut self.all_mut()[..len]
     }
 
     /// All of it.
     pub(crate) fn all_mut(&mut self) -> &mut [f32] {
-        bytemuck::must_cast_slice_mut(&mut self.0)
+        &mut self.floats[self.begin..self.begin + self.len]
     }
 }
 
@@ -70,14 +86,19 @@ impl Dims {
     }
 }
 
-/// Replaces a vector that is too short by one of zeros, half as long again where there is memory: a batch that needs a
-/// little more in each step then allocates rarely. The system zeroes a page when it is first touched, not here.
+/// Lengths to try in turn for a buffer that is too short: half as long again, so that a batch that needs a little more in
+/// each step allocates rarely, then what is needed.
+fn with_spare(len: usize) -> impl Iterator<Item = usize> {
+    [len.saturating_add(len / 2), len].into_iter()
+}
+
+/// Replaces a vector that is too short by one of zeros. The system zeroes a page when it is first touched, not here.
 fn make_room<T: Zeroable>(buffer: &mut Vec<T>, len: usize) -> bool {
     if buffer.len() >= len {
         return true;
     }
     *buffer = Vec::new();
-    let made = [len.saturating_add(len / 2), len].into_iter().find_map(|len| try_zeroed_vec(len).ok());
+    let made = with_spare(len).find_map(|len| try_zeroed_vec(len).ok());
     made.map(|made| *buffer = made).is_some()
 }
 
@@ -106,6 +127,11 @@ impl RowStates {
         make_room(&mut self.max, rows)
             && make_room(&mut self.sum, rows)
             && self.out.make_room(rows.saturating_mul(width))
+    }
+
+    /// Bytes that so many rows take.
+    pub(crate) const fn bytes(rows: u64, width: usize) -> u64 {
+        rows.saturating_mul((size_of::<f32>() * (width + 2)) as u64)
     }
 
     /// Copies the rows `rows` of `from` to the rows from `begin` on.
@@ -205,6 +231,34 @@ mod tests {
             len = states.max.len();
         }
         assert!(num_made < 30, "made {num_made} times");
+    }
+
+    /// Bytes of the process that are in memory; 0 where the system does not say.
+    fn resident_bytes() -> usize {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        line.and_then(|line| line.split_whitespace().next()?.parse::<usize>().ok()).unwrap_or(0) << 10
+    }
+
+    #[test]
+    fn room_takes_no_memory_before_it_is_used() {
+        let before = resident_bytes();
+        let mut states = RowStates::default();
+        assert!(states.make_room(1 << 20, 256), "1.5 GiB of addresses");
+        let taken = resident_bytes().saturating_sub(before);
+        assert!(taken < 1 << 29, "{taken} bytes are in memory before anything was written");
+        assert!(states.out.get(1 << 28).iter().step_by(1 << 20).all(|&x| x == 0.0));
+    }
+
+    #[test]
+    fn floats_begin_with_a_cache_line_and_fill_whole_ones() {
+        for len in [1, 16, 17, 1000, 1 << 20] {
+            let mut floats = AlignedFloats::default();
+            floats.grow(len);
+            assert_eq!(floats.all_mut().as_ptr().align_offset(64), 0);
+            assert_eq!(floats.all_mut().len(), len.next_multiple_of(LINE));
+            assert_eq!(floats.get(len).len(), len);
+        }
     }
 
     #[test]

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use attn_metadata::plan::{Plan, PlanConfig, PlanReport};
 use attn_metadata::{
     AttentionBackend, BackendConfig, BackendEntry, Batch, BatchLimits, Bucket, Capabilities, CaptureError,
-    CaptureLimits, DimRule, FeatureSet, Host, Io, Layer, Lse, ModelSpec, PLAIN, PoolShape, PrepareError, Prepared,
-    Role, RunError, SizeRule, Steps, SubBatch, check_batch, check_io,
+    CaptureLimits, DimRule, FeatureSet, HeadShape, Host, Io, Layer, Lse, ModelSpec, PLAIN, PlanGroup, PoolShape,
+    PrepareError, Prepared, Role, RunError, SizeRule, Steps, SubBatch, check_batch, check_io,
 };
 use kvpool::{Dtype, HostKv, HostTensor, HostTensorMut, KvDtype, Slot};
 
@@ -53,6 +53,8 @@ pub struct OracleBackend {
     attend: Attend,
     model: Arc<ModelSpec>,
     limits: BatchLimits,
+    /// What a step may take.
+    memory_bytes: Option<u64>,
     capabilities: Capabilities,
     steps: Steps<Batch>,
 }
@@ -79,6 +81,7 @@ impl OracleBackend {
             attend,
             model: Arc::clone(&config.model),
             limits: config.limits,
+            memory_bytes: config.device.memory_bytes,
             capabilities,
             steps: Steps::new(Batch::empty(pool)),
         }
@@ -100,6 +103,10 @@ impl AttentionBackend<Host> for OracleBackend {
 
     fn prepare_metadata(&mut self, batch: &Batch) -> Result<Prepared, PrepareError> {
         check_batch(self.name, batch, &self.model, &self.limits, &self.capabilities)?;
+        let bytes = needed_bytes(batch, &self.model);
+        if self.memory_bytes.is_some_and(|limit| bytes > limit) {
+            return Err(PrepareError::OutOfMemory { what: "its float64 copies", bytes });
+        }
         self.steps.prepare(batch, |kept| {
             copy_batch(batch, kept);
             Ok(())
@@ -125,7 +132,11 @@ impl AttentionBackend<Host> for OracleBackend {
             plan
         };
         let plans: Vec<_> = self.model.groups().iter().map(plan).collect();
-        Ok(PlanReport::new(self.name, &self.model, batch, &plans, None))
+        let mut report = PlanReport::new(self.name, &self.model, batch, &plans, None);
+        for (group, plan) in report.groups.iter_mut().zip(&plans) {
+            group.workspace_bytes = group_bytes(batch, plan.group());
+        }
+        Ok(report)
     }
 
     fn init_capture_graph(&mut self, limits: &CaptureLimits) -> Result<(), CaptureError> {
@@ -145,6 +156,24 @@ impl AttentionBackend<Host> for OracleBackend {
             Ok(())
         })
     }
+}
+
+/// Bytes that a call takes, for whichever layer takes most.
+fn needed_bytes(batch: &Batch, model: &ModelSpec) -> u64 {
+    model.groups().iter().map(|group| group_bytes(batch, group)).max().unwrap_or(0)
+}
+
+/// Bytes that a call takes for a layer of a group: what it gives, and the keys and values of a head of the longest request.
+fn group_bytes(batch: &Batch, group: &PlanGroup) -> u64 {
+    let HeadShape { num_qo_heads, head_dim_qk, head_dim_vo, .. } = group.heads;
+    // Output, LSE, three bounds, a count.
+    let state_bytes = 8 * (u64::from(head_dim_vo) + 5);
+    let states = u64::from(batch.num_rows()) * u64::from(num_qo_heads);
+    // Two vectors with their headers, in tables that double and are copied as they grow; a position, a score, a weight.
+    let token_bytes =
+        8 * (u64::from(head_dim_qk) + u64::from(head_dim_vo)) + 2 * (3 * size_of::<Vec<f64>>() as u64 + 16) + 3 * 16;
+    let kv_bytes = u64::from(batch.max_kv_len()) * token_bytes;
+    states.saturating_mul(state_bytes).saturating_add(kv_bytes)
 }
 
 /// A sub-batch of all requests that also does all the rest is a copy, and reuses memory.

@@ -227,7 +227,7 @@ fn make(
     };
     let layer = Layer::new(layer).map_err(Stop::failed)?;
     let model = ModelSpec::new(vec![layer], Dtype::F32, KvDtype::F32, problem.page_size).map_err(Stop::failed)?;
-    let device = HostDevice { num_threads: Some(2) };
+    let device = HostDevice::with_threads(2);
     let config = BackendConfig { model: Arc::new(model), limits: BatchLimits::NONE, device };
     match (entry.create)(&config) {
         Ok(backend) => Ok(backend),

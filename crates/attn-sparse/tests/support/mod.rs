@@ -193,7 +193,7 @@ impl Problem {
     pub fn config(&self, layers: Vec<Layer>) -> BackendConfig<Host> {
         let page_size = PageSize::new(self.shape.page_size).unwrap();
         let model = ModelSpec::new(layers, Dtype::F32, self.shape.kv_dtype, page_size).unwrap();
-        let device = HostDevice { num_threads: Some(2) };
+        let device = HostDevice::with_threads(2);
         BackendConfig { model: Arc::new(model), limits: BatchLimits::NONE, device }
     }
 

@@ -100,7 +100,7 @@ fn subject(workload: &Workload, options: &CpuOptions) -> Result<Subject, Box<Res
     }
     let problem =
         problem_of(workload, 0, doctor::available_memory_bytes()).map_err(|error| skip(error_chain(&error)))?;
-    let device = HostDevice { num_threads: Some(options.threads) };
+    let device = HostDevice::with_threads(options.threads);
     Subject::new(problem, &options.choice, device).map_err(|error| skip(error_chain(&error)))
 }
 

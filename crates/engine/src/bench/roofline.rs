@@ -70,7 +70,7 @@ mod tests {
     #[test]
     fn rates_are_positive_numbers_and_a_call_takes_time() {
         let Roofline { read_bytes_per_s, flops_per_s, overhead_s } =
-            host_roofline(HostDevice { num_threads: Some(1) }).unwrap();
+            host_roofline(HostDevice::with_threads(1)).unwrap();
         for figure in [read_bytes_per_s, flops_per_s, overhead_s] {
             assert!(figure.is_finite() && figure > 0.0, "{figure}");
         }

@@ -230,7 +230,7 @@ mod tests {
 
     #[test]
     fn requests_run_all_the_time_and_share_their_first_pages() {
-        let device = HostDevice { num_threads: Some(1) };
+        let device = HostDevice::with_threads(1);
         let plain = measure_steps("cpu", device, 5, 20, false).unwrap();
         assert_eq!((plain.num_requests, plain.step_tokens, plain.evicted_pages), (5, 5.0, 0.0), "{plain:?}");
         assert!(plain.kv_len > 3500 && plain.p50_us > 0.0 && plain.p99_us >= plain.p50_us, "{plain:?}");

@@ -157,14 +157,14 @@ pub enum ReplayError {
         /// The file name.
         name: String,
     },
-    /// Result and partial states are larger than memory, as where a table names one page again and again.
+    /// What it takes is more than there is, as where a table names one page again and again.
     #[error(
-        "the result and its partial states need {needed_mib} MiB, {available_mib} MiB are free: give fewer rows or less KV"
+        "the result and what makes it need {needed_mib} MiB, {available_mib} MiB may be used: give fewer rows or less KV"
     )]
     Memory {
         /// What it needs.
         needed_mib: u64,
-        /// What is free.
+        /// What may be used.
         available_mib: u64,
     },
     /// The path has no file name.

@@ -9,6 +9,7 @@
 mod activation;
 mod error;
 mod file;
+mod memory;
 mod params;
 mod problem;
 mod record;

@@ -6,22 +6,23 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use attn_metadata::{HostDevice, Lse, Selection};
+use attn_metadata::{HostDevice, Selection};
 
 use super::error::ReplayError;
 use super::file::{self, ReplayFile};
-use super::problem::Problem;
+use super::memory::Memory;
 use super::result::result_bytes;
 use crate::backends::create_backend;
-use crate::doctor;
 
 /// How files are replayed.
 #[derive(Clone, Debug)]
 pub struct ReplayOptions {
     /// A backend's name, a pair `"prefill,decode"` or `"auto"`.
     pub choice: String,
-    /// The processor.
+    /// The processor; how much memory a step may take is worked out for each file.
     pub device: HostDevice,
+    /// Bytes that a problem may take besides its own tensors; `None`: most of what is free then.
+    pub memory_bytes: Option<u64>,
     /// Where results go; there already.
     pub out_dir: PathBuf,
     /// Whether results hold the caches after the step.
@@ -69,12 +70,14 @@ pub fn claim_names(files: &[PathBuf], out_dir: &Path) -> Vec<Result<PathBuf, Rep
 /// [`ReplayError`]; no result file is left half written.
 pub fn replay(file: &Path, result: &Path, options: &ReplayOptions) -> Result<Replayed, ReplayError> {
     let ReplayFile { mut problem, fp8_as_u8 } = file::read(file)?;
-    let (mut backend, selection) = create_backend(&options.choice, &problem.config(options.device))?;
+    let memory = Memory::of(&problem, options)?;
+    let device = HostDevice { memory_bytes: Some(memory.left()), ..options.device };
+    let (mut backend, selection) = create_backend(&options.choice, &problem.config(device))?;
     let started = Instant::now();
     let step = backend.prepare_metadata(&problem.batch)?;
     let planned = started.elapsed();
     let plan = backend.explain(&step)?;
-    check_memory(&problem, plan.groups.iter().map(|group| group.workspace_bytes).sum())?;
+    memory.check(plan.groups.iter().map(|group| group.workspace_bytes).fold(0, u64::saturating_add))?;
     let mut outcome = problem.outcome();
     let started = Instant::now();
     problem.forward(backend.as_mut(), &step, &mut outcome)?;
@@ -84,20 +87,6 @@ pub fn replay(file: &Path, result: &Path, options: &ReplayOptions) -> Result<Rep
     write_whole(result, &bytes)?;
     let num_requests = problem.batch.requests().len();
     Ok(Replayed { result: result.to_owned(), selection, num_requests, num_rows: problem.batch.num_rows(), elapsed })
-}
-
-/// The result and the partial states must fit into memory, or the process would be stopped.
-fn check_memory(problem: &Problem, workspace_bytes: u64) -> Result<(), ReplayError> {
-    let [rows, num_qo_heads, _] = problem.q.shape();
-    let vector_bytes = problem.layer.heads().head_dim_vo as usize * problem.q.dtype().size_bytes() + size_of::<Lse>();
-    // The result is in memory twice: as tensors and as a file.
-    let result = [rows, num_qo_heads, vector_bytes, 2].iter().fold(1u64, |bytes, &n| bytes.saturating_mul(n as u64));
-    let needed = result.saturating_add(workspace_bytes);
-    let available = doctor::available_memory_bytes();
-    if needed > available {
-        return Err(ReplayError::Memory { needed_mib: needed >> 20, available_mib: available >> 20 });
-    }
-    Ok(())
 }
 
 /// Writes a file under another name first, so that nobody reads a half of it.

@@ -275,6 +275,8 @@ fn what_is_no_safetensors_file_is_refused() {
 }
 
 /// A small file can ask for more than any memory holds: values far wider than queries, or one page again and again.
+/// The second asks for 84 TiB of partial states: more than a machine has, and less than a process has addresses, so that
+/// a system that gives whatever it is asked for gives that too. `replay_memory.rs` has what is counted.
 #[test]
 fn what_no_memory_holds_is_refused() {
     let dir = fresh_dir("memory");
@@ -293,7 +295,7 @@ fn what_no_memory_holds_is_refused() {
             .with_params(&[("head_dim_vo", None), ("window_left", None)])
     };
     for (file, backend) in
-        [(problem([1 << 20, 1, 1], 1, 1 << 20, 1), "oracle"), (problem([1, 256, 1], 2047, 640, 1 << 20), "cpu")]
+        [(problem([1 << 20, 1, 1], 1, 1 << 20, 1), "oracle"), (problem([16, 1024, 1], 2047, 640, 1 << 20), "cpu")]
     {
         let path = dir.join("problem.safetensors");
         fs::write(&path, file.bytes()).unwrap();

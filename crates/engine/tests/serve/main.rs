@@ -20,7 +20,7 @@ fn config(page_size: u32, num_pages: u32) -> SessionConfig {
         kv_format: KvFormat::F32,
         scheduler: SchedulerConfig::default(),
         backend: "auto".to_owned(),
-        device: HostDevice { num_threads: Some(2) },
+        device: HostDevice::with_threads(2),
         prefix_cache: None,
         verify_every: 0,
     }

@@ -123,7 +123,7 @@ impl Problem {
         let heads = self.case.heads;
         let model =
             ModelSpec::new(vec![self.layer.clone()], Dtype::F32, self.case.format.dtype(), self.batch.page_size());
-        let device = HostDevice { num_threads: Some(threads) };
+        let device = HostDevice::with_threads(threads);
         let config = BackendConfig { model: Arc::new(model.unwrap()), limits: BatchLimits::NONE, device };
         let mut backend = CpuBackend::with_isa(&config, isa).unwrap();
         let (num_heads, qk, vo) = (heads.num_qo_heads as usize, heads.head_dim_qk as usize, heads.head_dim_vo as usize);

@@ -138,7 +138,7 @@ fn steps(args: &Args) -> Result<Outcome> {
     let mut results = Results::default();
     let load_before = doctor::load_average();
     let spinner = output::spinner();
-    let device = HostDevice { num_threads: Some(args.threads) };
+    let device = HostDevice::with_threads(args.threads);
     for has_turnover in [false, true] {
         spinner.set_message(if has_turnover { "timing steps, requests come and go" } else { "timing steps" });
         let row = measure_steps(&args.attention_backend, device, STEP_REQUESTS, STEP_REPS, has_turnover);
@@ -237,7 +237,7 @@ fn measure(args: &Args, workloads: &[Workload]) -> Result<Results> {
     })?;
     if args.cpu {
         spinner.set_message("timing the planner");
-        let device = HostDevice { num_threads: Some(args.threads) };
+        let device = HostDevice::with_threads(args.threads);
         for num_requests in PLANNED_REQUESTS {
             let row = measure_planner(&args.attention_backend, device, num_requests, PLAN_REPS);
             results.planner.push(row.map_err(Failure::input)?);

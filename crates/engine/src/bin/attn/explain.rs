@@ -105,7 +105,10 @@ fn roofline(args: &Args) -> Result<Roofline> {
         (Some(read_gbs), Some(gflops)) => {
             Ok(Roofline { read_bytes_per_s: read_gbs * 1e9, flops_per_s: gflops * 1e9, overhead_s: 0.0 })
         }
-        _ => Ok(host_roofline(HostDevice { num_threads: args.threads }).map_err(Failure::input)?),
+        _ => {
+            Ok(host_roofline(HostDevice { num_threads: args.threads, ..HostDevice::default() })
+                .map_err(Failure::input)?)
+        }
     }
 }
 
@@ -145,7 +148,7 @@ fn lengths_request(args: &Args) -> Result<ExplainRequest> {
         q_dtype: args.dtype,
         kv_dtype: args.kv_dtype,
         choice: args.attention_backend.clone(),
-        device: HostDevice { num_threads: args.threads },
+        device: HostDevice { num_threads: args.threads, ..HostDevice::default() },
     })
 }
 
@@ -164,6 +167,6 @@ fn workload_request(args: &Args, workload: &Workload) -> Result<ExplainRequest> 
         q_dtype: workload.activation_dtype().map_err(Failure::input)?,
         kv_dtype: workload.stored_dtype().map_err(Failure::input)?,
         choice: args.attention_backend.clone(),
-        device: HostDevice { num_threads: args.threads },
+        device: HostDevice { num_threads: args.threads, ..HostDevice::default() },
     })
 }

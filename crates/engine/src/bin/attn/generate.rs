@@ -258,7 +258,7 @@ pub(super) fn session_config(args: &Args, requests: &[RequestSpec]) -> Result<Se
             extend_chunk: serving.prefill_chunk,
         },
         backend: serving.attention_backend.clone(),
-        device: HostDevice { num_threads: serving.threads },
+        device: HostDevice { num_threads: serving.threads, ..HostDevice::default() },
         prefix_cache: (!serving.no_prefix_cache).then(PrefixConfig::default),
         verify_every: serving.verify,
     })

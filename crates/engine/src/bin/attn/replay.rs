@@ -36,7 +36,8 @@ pub fn run(args: &Args) -> Result<Outcome> {
     fs::create_dir_all(&args.out_dir).map_err(Failure::input).with_context(out_dir)?;
     let options = ReplayOptions {
         choice: args.attention_backend.clone(),
-        device: HostDevice { num_threads: args.threads },
+        device: HostDevice { num_threads: args.threads, ..HostDevice::default() },
+        memory_bytes: None,
         out_dir: args.out_dir.clone(),
         cache_out: args.cache_out,
     };
