@@ -11,7 +11,6 @@ use anyhow::{Context, Result, bail, ensure};
 
 use super::SOURCES;
 use super::image::{Built, Kind, Target, Usage, targets};
-use super::sample::Sample;
 use super::shipped::Shipped;
 use super::source::{self, Unit};
 use super::toolkit::{Toolkit, VERSION};
@@ -25,13 +24,14 @@ const SCRATCH: &str = ".cache/kernels";
 
 /// Builds every image of every file, on as many threads as there are processors. Text that is the same as the shipped
 /// one is not assembled again to see whether it assembles: what comes of it then is what came of it when it was shipped.
-/// What the sample leaves out is taken as it is shipped, where the manifest agrees with it.
+///
+/// What the compiler gave is kept, by everything that it depends on, and compared again each time: so a check that finds
+/// sources, flags and compiler as they were compiles nothing, and still sees a shipped image that is another.
 pub(super) fn all(
     workspace: &Workspace,
     toolkit: &Toolkit,
     units: &[Unit],
     shipped: Option<&Shipped>,
-    sample: &Sample,
 ) -> Result<Vec<Built>> {
     let scratch = workspace.path(SCRATCH);
     fs::create_dir_all(&scratch).with_context(|| format!("cannot create {}", scratch.display()))?;
@@ -43,10 +43,7 @@ pub(super) fn all(
     let work = || {
         let mut done = Vec::new();
         while let Some((unit, target)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-            done.push(match shipped.filter(|_| !sample.includes(target)).and_then(|shipped| shipped.built(target)) {
-                Some(built) => Ok(built),
-                None => one(workspace, toolkit, unit, target, &scratch, shipped),
-            });
+            done.push(one(workspace, toolkit, unit, target, &scratch, shipped));
         }
         done
     };
@@ -258,6 +255,37 @@ mod tests {
             Usage { registers: 168, spill_store_bytes: 4, spill_load_bytes: 12, stack_bytes: 8, shared_bytes: 1024 };
         assert_eq!(usage["k1"], k1);
         assert_eq!(usage["k2"], Usage { registers: 10, ..Usage::default() });
+    }
+
+    #[test]
+    fn the_compiler_runs_again_where_something_that_it_reads_changed() {
+        let root = std::env::temp_dir().join(format!("xtask-kept-{}", std::process::id()));
+        let write = |name: &str, text: &str| fs::write(root.join(SOURCES).join(name), text).unwrap();
+        fs::create_dir_all(root.join(SOURCES).join("primitives")).unwrap();
+        for name in ["a.cu", "a.inst", "b.cu", "params.h", "primitives/mma.cuh"] {
+            write(name, "as it was");
+        }
+        let workspace = Workspace::at(root.clone());
+        let plain = Target { stem: "a".to_owned(), kind: Kind::Ptx, arch: 80, is_specific: false, is_checked: false };
+        let kept = |target: &Target| Kept::of(&workspace, target, &root).unwrap();
+        assert!(kept(&plain).load().is_none(), "nothing is kept in a fresh clone");
+        let keep = |kept: &Kept| {
+            fs::write(&kept.image, "image").unwrap();
+            assert!(kept.load().is_none(), "an image without its report was not finished");
+            fs::write(&kept.report, "report").unwrap();
+        };
+        keep(&kept(&plain));
+        assert_eq!(kept(&plain).load(), Some((b"image".to_vec(), "report".to_owned())));
+        assert!(kept(&Target { is_checked: true, ..plain.clone() }).load().is_none(), "other flags");
+        write("b.cu", "changed");
+        assert!(kept(&plain).load().is_some(), "another kernel's file");
+        for name in ["a.cu", "a.inst", "params.h", "primitives/mma.cuh"] {
+            write(name, "changed");
+            assert!(kept(&plain).load().is_none(), "{name} changed");
+            write(name, "as it was");
+            assert!(kept(&plain).load().is_some(), "{name} is as it was");
+        }
+        fs::remove_dir_all(root).unwrap();
     }
 
     #[test]

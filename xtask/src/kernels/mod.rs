@@ -7,7 +7,6 @@
 mod compile;
 mod image;
 mod manifest;
-mod sample;
 mod shipped;
 mod source;
 mod table;
@@ -20,7 +19,6 @@ use std::path::Path;
 use anyhow::{Context, Result};
 
 use self::image::Built;
-use self::sample::Sample;
 use self::shipped::Shipped;
 use self::source::Unit;
 use self::toolkit::Toolkit;
@@ -43,11 +41,8 @@ pub(crate) struct Args {
     /// text again
     #[arg(long)]
     strict: bool,
-    /// With --check: build what changed since the commit before the last, and one image more, another with every tree
-    #[arg(long, conflicts_with = "strict")]
-    sample: bool,
     /// With --check: compare source hashes alone, which takes a moment
-    #[arg(long, conflicts_with_all = ["strict", "sample"])]
+    #[arg(long, conflicts_with = "strict")]
     hashes: bool,
 }
 
@@ -71,7 +66,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<bool> {
     };
     println!("compiler: {}", toolkit.describe(workspace));
     if !args.check {
-        let built = compile::all(workspace, &toolkit, &units, None, &Sample::All)?;
+        let built = compile::all(workspace, &toolkit, &units, None)?;
         let mut files = texts(&units, &built, &source_hash)?;
         for image in &built {
             files.insert(format!("{IMAGES}/{}", image.target.packed_name()), compress(&image.bytes)?);
@@ -79,11 +74,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<bool> {
         return write(workspace, &files);
     }
     let shipped = Shipped::read(&workspace.path(IMAGES))?;
-    let targets: Vec<_> = units.iter().flat_map(image::targets).collect();
-    let sample = if args.sample { Sample::of(workspace, &targets) } else { Sample::All };
-    let chosen: Vec<String> = targets.iter().filter(|t| sample.includes(t)).map(image::Target::file_name).collect();
-    println!("building {} of {} images again: {}", chosen.len(), targets.len(), chosen.join(", "));
-    let built = compile::all(workspace, &toolkit, &units, (!args.strict).then_some(&shipped), &sample)?;
+    let built = compile::all(workspace, &toolkit, &units, (!args.strict).then_some(&shipped))?;
     compare(workspace, &texts(&units, &built, &source_hash)?, &built, &shipped)
 }
 
@@ -147,7 +138,7 @@ fn compare(workspace: &Workspace, texts: &Files, built: &[Built], shipped: &Ship
     }
     differences.iter().for_each(|difference| println!("{difference}"));
     if differences.is_empty() {
-        println!("what was built, the manifest of all {} images, and the table are what is shipped", built.len());
+        println!("all {} images, the manifest and the table are what is shipped", built.len());
     } else {
         println!("run `cargo xtask kernels` and commit what it writes");
     }

@@ -7,7 +7,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use super::image::{Built, Target, Usage};
+use super::image::{Target, Usage};
 use super::source::hash_of;
 
 /// The images there are.
@@ -39,13 +39,6 @@ impl Shipped {
     /// An image by the name of its packed file.
     pub(super) fn image(&self, packed_name: &str) -> Option<&[u8]> {
         self.images.get(packed_name).map(Vec::as_slice)
-    }
-
-    /// An image as it is shipped, where the manifest is of these bytes.
-    pub(super) fn built(&self, target: &Target) -> Option<Built> {
-        let bytes = self.image(&target.packed_name())?.to_vec();
-        let usage = self.usage_of(target, &bytes)?;
-        Some(Built { target: target.clone(), bytes, usage })
     }
 
     /// What the manifest says of an image that has these bytes, in the manifest and in the tree.
@@ -87,7 +80,7 @@ fn usage(value: &Value) -> Option<Usage> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::image::Kind;
+    use super::super::image::{Built, Kind};
     use super::super::{compress, manifest};
     use super::*;
 
@@ -104,10 +97,8 @@ mod tests {
         let shipped = Shipped::read(&folder).unwrap();
         assert_eq!(shipped.usage_of(&target, b"text"), Some(usage));
         assert_eq!(shipped.usage_of(&target, b"other"), None);
-        assert_eq!(shipped.built(&target).unwrap().bytes, b"text");
         fs::write(folder.join(target.packed_name()), compress(b"other").unwrap()).unwrap();
         let shipped = Shipped::read(&folder).unwrap();
-        assert!(shipped.built(&target).is_none(), "the manifest is of another text");
         assert_eq!(shipped.usage_of(&target, b"text"), None, "the manifest is of another text");
         assert_eq!(shipped.usage_of(&target, b"other"), None, "the manifest is of another text");
         fs::remove_dir_all(folder).unwrap();
