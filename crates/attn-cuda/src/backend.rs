@@ -18,6 +18,7 @@ use crate::launches::LayerCall;
 use crate::policy::{GroupPolicy, Invariance, MAX_STRICT_KV_LEN};
 use crate::reports::report;
 use crate::space::{Cuda, CudaDevice};
+use crate::spans;
 use crate::step::{CudaStep, Grids, WorkspaceView};
 use crate::tables::{self, Contents, Sizes};
 
@@ -397,7 +398,7 @@ fn grow(
     Ok(())
 }
 
-/// Writes a step's tables and gives their copy to the stream.
+/// Writes a step's tables and gives copies of what its batch uses of them to the stream: mostly one.
 fn send_tables(
     backend: &'static str,
     staging: &mut Staging,
@@ -407,7 +408,8 @@ fn send_tables(
     let Some(target) = &step.tables else { return Ok(()) };
     let (ids, at) = (contents.batch.shared_kv_indices(), step.offsets.kv_indices);
     let tail = Some(Tail { ids: &ids, at });
-    let sent = staging.send(at, tail, target, |bytes| tables::write(bytes, &step.offsets, &step.plans, contents));
+    let used = spans::used(&step.offsets, &step.plans, contents);
+    let sent = staging.send(at, used, tail, target, |bytes| tables::write(bytes, &step.offsets, &step.plans, contents));
     sent.map_err(|error| PrepareError::Environment { backend, why: error.to_string() })
 }
 

@@ -26,6 +26,7 @@ mod policy;
 mod rates;
 mod reports;
 mod space;
+mod spans;
 mod step;
 mod tables;
 

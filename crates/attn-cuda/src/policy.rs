@@ -167,7 +167,7 @@ impl GroupPolicy {
         };
         // A row is of one part or the other.
         let num_merge_units = self.parts(bucket).map(merge_units).max().unwrap_or(0);
-        // What is not recorded needs no room: all of it would be sent with every step.
+        // What is not recorded needs no room.
         let extend = if self.is_decode_bucket(bucket) { PartSizes::default() } else { part(&self.extend) };
         GroupSizes { decode: self.decode.as_ref().map(part), extend, num_merge_units }
     }

@@ -2,8 +2,8 @@
 //!
 //! The host plans ([`GroupPlan`]), then writes the sections into one pinned buffer, and one copy takes them to the
 //! device. For a captured step the sections have room for every batch that fits the bucket, so that their addresses
-//! stay what was recorded; the page table comes last, so that what is sent ends with what is used of it, and so that the
-//! device may read it where the batch has it.
+//! stay what was recorded, and copies take what the batch uses of it (`spans.rs`); the page table comes last, so that
+//! what is sent ends with what is used of it, and so that the device may read it where the batch has it.
 
 use attn_metadata::plan::{Plan, Tile};
 use attn_metadata::{Batch, HeadShape, Request, SubBatch};

@@ -10,8 +10,10 @@ use attn_metadata::{
 use kvpool::{Dtype, KvDtype, PageSize, Slot};
 
 use super::*;
+use crate::device::runs;
 use crate::entry::{Families, Limits, kernels_of};
 use crate::policy::{GroupPolicy, Invariance};
+use crate::spans;
 
 const HOPPER: Limits = Limits { capability: (9, 0), shared_bytes: 232_448 };
 const PAGE: u32 = 16;
@@ -306,4 +308,98 @@ fn a_bucket_for_decoding_has_room_for_decoding_alone() {
     let plans = [plan];
     write(bytes, &offsets, &plans, contents_of(&batch, 8));
     check_group(bytes, &offsets.groups[0], &plans[0], group, &batch, 8);
+}
+
+/// What a captured step has on the device after batches one after the other, each sent as far as it is used.
+struct Sent {
+    staged: Vec<u128>,
+    device: Vec<u128>,
+    offsets: Offsets,
+    num_rows: u32,
+}
+
+impl Sent {
+    fn new(bound: GroupSizes, num_rows: u32, num_kv_indices: usize) -> Self {
+        let mut offsets = Offsets::default();
+        let sizes = Sizes { num_slots: num_rows as usize, mask_bytes: 0, num_kv_indices };
+        offsets.update(std::iter::once(bound), sizes);
+        Self { staged: room(offsets.len), device: room(offsets.len), offsets, num_rows }
+    }
+
+    fn device(&self) -> &[u8] {
+        bytemuck::cast_slice(&self.device)
+    }
+
+    /// Bytes and copies that were sent, the page table apart.
+    fn send(&mut self, plan: GroupPlan, batch: &Batch) -> ((usize, usize), GroupPlan) {
+        let (plans, contents) = ([plan], contents_of(batch, self.num_rows));
+        let staged: &mut [u8] = bytemuck::cast_slice_mut(&mut self.staged);
+        write(&mut staged[..self.offsets.kv_indices], &self.offsets, &plans, contents);
+        let device: &mut [u8] = bytemuck::cast_slice_mut(&mut self.device);
+        let (mut num_bytes, mut num_copies) = (0, 0);
+        for run in runs(spans::used(&self.offsets, &plans, contents)) {
+            assert!(run.end <= self.offsets.kv_indices);
+            device[run.clone()].copy_from_slice(&staged[run.clone()]);
+            (num_bytes, num_copies) = (num_bytes + run.len(), num_copies + 1);
+        }
+        // Each block reads the range of its number, whether it counts or not.
+        for (part, at) in plans[0].decode.iter().zip([&self.offsets.groups[0].decode]) {
+            let end = at.ranges + part.plan.config().num_workers as usize * size_of::<AttnRange>();
+            assert!(
+                spans::used(&self.offsets, &plans, contents).any(|span| span.start <= at.ranges && end <= span.end)
+            );
+        }
+        let [plan] = plans;
+        ((num_bytes, num_copies), plan)
+    }
+}
+
+/// Whatever was there before: large batches, small ones, none.
+#[test]
+fn what_is_sent_of_a_buckets_tables_is_all_that_kernels_read() {
+    let mut rng = Rng(23);
+    for case in 0..20 {
+        let heads = [HeadShape::new(8, 2, 128), HeadShape::new(40, 8, 64), HeadShape::new(64, 1, 128)][case % 3];
+        let model = model(heads, [None, Some(700)][case % 2]);
+        let (policy, group) = (policy(&model, 5, KEEPS[case / 6 % 3]), &model.groups()[0]);
+        // Room enough that used parts lie further apart than a copy bridges.
+        let bucket = Bucket { num_requests: 3000, num_rows: 6000 };
+        let limits = CaptureLimits { buckets: vec![bucket], max_kv_len: 40_000, num_pool_pages: 20_000, appends: true };
+        let mut sent = Sent::new(policy.size_bound(group, &limits, bucket), bucket.num_rows, 6 * 2500);
+        let mut most_copies = 0;
+        for _ in 0..6 {
+            let count = rng.below(7);
+            let batch = batch(&random_requests(&mut rng, count, 25, 39_000), 0);
+            let mut plan = policy.plan(batch.pool());
+            plan.update(&batch);
+            let ((_, num_copies), plan) = sent.send(plan, &batch);
+            most_copies = most_copies.max(num_copies);
+            check_group(sent.device(), &sent.offsets.groups[0], &plan, group, &batch, bucket.num_rows);
+            let slots: Vec<i32> = read(sent.device(), sent.offsets.slots, bucket.num_rows as usize);
+            assert!(slots[batch.num_rows() as usize..].iter().all(|slot| *slot < 0), "padding rows write nothing");
+        }
+        assert!(most_copies > 1, "the bucket is too small to leave anything out");
+    }
+}
+
+#[test]
+fn a_large_bucket_sends_what_its_batch_uses() {
+    let model = model(HeadShape::new(64, 8, 128), None);
+    let (policy, group) = (policy(&model, 132, Invariance::Batch), &model.groups()[0]);
+    let bucket = Bucket::decode(8192);
+    let limits = CaptureLimits { buckets: vec![bucket], max_kv_len: 131_072, num_pool_pages: 1 << 20, appends: true };
+    let mut sent = Sent::new(policy.size_bound(group, &limits, bucket), bucket.num_rows, 0);
+    let room = sent.offsets.kv_indices;
+    let mut bytes_of = |requests: &[(u32, u32)]| {
+        let batch = batch(requests, 0);
+        let mut plan = policy.plan(batch.pool());
+        plan.update(&batch);
+        sent.send(plan, &batch).0
+    };
+    let (one, few, many) = (bytes_of(&[(1, 300)]), bytes_of(&[(1, 131_072); 8]), bytes_of(&[(1, 300); 8192]));
+    println!("room {room}, sent (bytes, copies): one {one:?}, few long {few:?}, all short {many:?}");
+    assert!(room > 16 << 20, "{room}");
+    // The slots of all rows, padding for most of them, are 32 KiB.
+    assert!(one.0 < 256 << 10 && few.0 < 512 << 10 && many.0 < 2 << 20, "{one:?}, {few:?}, {many:?} of {room}");
+    assert!([one, few, many].iter().all(|(_, num_copies)| *num_copies <= 4), "{one:?}, {few:?}, {many:?}");
 }

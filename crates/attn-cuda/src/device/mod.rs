@@ -27,6 +27,8 @@ pub use graph::{Captured, Graph};
 pub use launch::{Kernel, KernelParams, LaunchShape};
 pub use module::{Image, ImageKind, ModuleSource, candidates};
 pub use probe::{Driver, LIBRARY_NAMES, MIN_CUDA_VERSION, MIN_DRIVER_BRANCH, probe, probe_libraries};
+#[cfg(test)]
+pub(crate) use staging::runs;
 pub use staging::{Pinned, Staging, Tail};
 pub use tensor_map::{TensorMap, TensorMapSpec};
 pub use trap::{TrapRecord, TrapReport};

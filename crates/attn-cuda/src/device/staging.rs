@@ -1,5 +1,6 @@
 //! Owns pinned host memory: [`Pinned`], and [`Staging`], through which a step's tables go to the device.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use attn_metadata::KvIndices;
@@ -115,8 +116,8 @@ impl Staging {
         Self { device: device.clone(), slots: Vec::new(), next: 0 }
     }
 
-    /// Lets `fill` write the first `len` bytes, then copies them to the beginning of `target`, and the page ids to their
-    /// place behind them, in stream order. Work given before reads what `target` held before, graphs included: so it is
+    /// Lets `fill` write the first `len` bytes, then copies those that lie in `spans`, which ascend, to their places in
+    /// `target`, and the page ids to theirs behind them, in stream order. Work given before reads what `target` held before, graphs included: so it is
     /// not borrowed for writing. Page ids in memory that is filled again and again are read by the device where they
     /// lie, others are copied with the rest.
     ///
@@ -128,6 +129,7 @@ impl Staging {
     pub fn send(
         &mut self,
         len: usize,
+        spans: impl Iterator<Item = Range<usize>>,
         tail: Option<Tail<'_>>,
         target: &DeviceBuffer,
         fill: impl FnOnce(&mut [u8]),
@@ -150,7 +152,10 @@ impl Staging {
         if let Some(tail) = copied {
             bytes[tail.at..].copy_from_slice(bytemuck::cast_slice(tail.ids.get()));
         }
-        copy(&device, target.address(), bytes)?;
+        let of_tail = copied.map(|tail| tail.at..end);
+        for run in runs(spans.map(|span| span.start.min(len)..span.end.min(len)).chain(of_tail)) {
+            copy(&device, target.address() + run.start as u64, &bytes[run])?;
+        }
         if let Some(tail) = in_place {
             // Held before the copy is given, so that nobody writes there whatever happens next.
             slot.reads = Some(tail.ids.clone());
@@ -184,6 +189,21 @@ impl Staging {
     }
 }
 
+/// Bytes that go along in the copy before and after them, since a copy of its own takes longer: some microseconds.
+const MAX_GAP_BYTES: usize = 64 << 10;
+
+/// What to copy at once: spans, which ascend, with what lies between them where that is little.
+pub(crate) fn runs(spans: impl Iterator<Item = Range<usize>>) -> impl Iterator<Item = Range<usize>> {
+    let mut spans = spans.filter(|span| !span.is_empty()).peekable();
+    std::iter::from_fn(move || {
+        let mut run = spans.next()?;
+        while let Some(next) = spans.next_if(|next| next.start <= run.end + MAX_GAP_BYTES) {
+            run.end = run.end.max(next.end);
+        }
+        Some(run)
+    })
+}
+
 /// Gives a copy to the device's stream. The source must stay as it is until the stream has come to an event after it.
 fn copy(device: &Device, to: u64, from: &[u8]) -> Result<(), DeviceError> {
     if from.is_empty() {
@@ -193,4 +213,23 @@ fn copy(device: &Device, to: u64, from: &[u8]) -> Result<(), DeviceError> {
     // freed.
     let result = unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.as_ptr().cast(), from.len(), device.cu_stream()) };
     check("sending a step's tables", result)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spans_that_lie_close_are_one_copy() {
+        let runs = |spans: &[Range<usize>]| super::runs(spans.iter().cloned()).collect::<Vec<_>>();
+        let gap = MAX_GAP_BYTES;
+        assert_eq!(runs(&[]), []);
+        assert_eq!(runs(&[7..7, 9..9]), []);
+        let one = runs(&[0..10, 10..12, 5..11, 40..40, 256..300]);
+        assert_eq!((one.len(), one[0].clone()), (1, 0..300));
+        assert_eq!(
+            runs(&[0..10, gap + 10..gap + 20, 2 * gap + 21..2 * gap + 30]),
+            [0..gap + 20, 2 * gap + 21..2 * gap + 30]
+        );
+    }
 }

@@ -144,7 +144,8 @@ fn plant(device: &Device, tables: &DeviceBuffer, scene: &Scene, fault: &Fault) {
     let at = place_of(&words, scene, fault);
     words[at] = fault.value;
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-    Staging::new(device).send(bytes.len(), None, tables, |to| to.copy_from_slice(&bytes)).unwrap();
+    let whole = std::iter::once(0..bytes.len());
+    Staging::new(device).send(bytes.len(), whole, None, tables, |to| to.copy_from_slice(&bytes)).unwrap();
     device.synchronize().unwrap();
 }
 
