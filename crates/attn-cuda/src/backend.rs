@@ -290,11 +290,12 @@ impl CudaBackend {
         check_batch(self.name, batch, &self.model, &self.limits, &self.capabilities)?;
         let next = &mut self.next;
         batch.select_into(&mut next.batch, SubBatch::First, |_| true);
-        next.plans.iter_mut().for_each(|plan| plan.update(batch));
+        next.plans.iter_mut().for_each(|plan| plan.cut(batch));
         next.num_rows = num_rows;
         next.has_mask = batch.custom_mask().is_some();
         next.num_kv_indices = i32::try_from(batch.kv_indices().len()).unwrap_or(i32::MAX);
-        // Rows of partial states are counted in 31 bits on the device.
+        // Rows of partial states are counted in 31 bits on the device. Each chunk of a split request has one, so
+        // chunks are refused as well before the plan has a range for each.
         for (plan, group) in next.plans.iter().zip(self.model.groups()) {
             let rows = plan.num_partial_rows();
             if i32::try_from(rows).is_err() {
@@ -302,6 +303,7 @@ impl CudaBackend {
                 return Err(PrepareError::OutOfMemory { what: "partial states", bytes });
             }
         }
+        next.plans.iter_mut().for_each(tables::GroupPlan::share_out);
         Ok(())
     }
 

@@ -39,21 +39,32 @@ pub(crate) struct Part {
 }
 
 impl Part {
-    fn update(&mut self, batch: &Batch, role: SubBatch, keep: impl Fn(&Request) -> bool) {
+    fn cut(&mut self, batch: &Batch, role: SubBatch, keep: impl Fn(&Request) -> bool) {
         batch.select_into(&mut self.batch, role, keep);
-        self.plan.update(&self.batch);
+        self.plan.cut(&self.batch);
     }
 }
 
 impl GroupPlan {
     /// Plans a batch. Reuses memory.
     pub(crate) fn update(&mut self, batch: &Batch) {
+        self.cut(batch);
+        self.share_out();
+    }
+
+    /// The first half of planning, after which a plan that is too large can be refused.
+    pub(crate) fn cut(&mut self, batch: &Batch) {
         let max = if self.decode.is_some() { self.max_decode_q_len } else { 0 };
         if let Some(decode) = &mut self.decode {
-            decode.update(batch, SubBatch::First, |r| r.q_len <= max);
+            decode.cut(batch, SubBatch::First, |r| r.q_len <= max);
         }
         let role = if self.decode.is_some() { SubBatch::Later } else { SubBatch::First };
-        self.extend.update(batch, role, |r| r.q_len > max);
+        self.extend.cut(batch, role, |r| r.q_len > max);
+    }
+
+    /// The second half.
+    pub(crate) fn share_out(&mut self) {
+        self.decode.iter_mut().chain([&mut self.extend]).for_each(|part| part.plan.share_out());
     }
 
     /// The parts in order of launch: the first writes the padding rows.

@@ -296,6 +296,23 @@ fn decode_config(by: CutBy) -> PlanConfig {
     }
 }
 
+/// Tables of one page again and again make more units than memory holds: how many there are is known before there is
+/// a range for each.
+#[test]
+fn a_plan_is_counted_before_it_is_shared_out() {
+    let chunking = Chunking { by: CutBy::Request, chunk_len: 1, shortest: 1, max_q_len: u32::MAX };
+    let sharing = Sharing::LongestFirst { rest_len: 4 };
+    let config = PlanConfig { chunking, sharing, ..decode_config(CutBy::Request) };
+    let mut plan = Plan::new(config, PlanGroup::plain(HeadShape::new(8, 2, 64), true, None));
+    plan.update(&batch(&[(1, 100)], 0));
+    assert_eq!((plan.num_units(), plan.ranges().len()), (200, 100));
+    plan.cut(&batch(&[(1, 1 << 20); 1 << 14], 0));
+    assert_eq!((plan.num_units(), plan.num_partial_rows(), plan.ranges().len()), (2 << 34, 8 << 34, 0));
+    plan.cut(&batch(&[(1, 100)], 0));
+    plan.share_out();
+    assert_eq!((plan.num_units(), plan.ranges().len()), (200, 100));
+}
+
 #[test]
 fn cut_by_the_batch_there_are_fewer_states_and_no_worse_balance() {
     let group = PlanGroup::plain(HeadShape::new(32, 8, 128), true, None);

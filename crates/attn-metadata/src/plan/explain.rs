@@ -4,8 +4,9 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::rates::{KernelRates, busiest};
-use super::{CutBy, Plan};
+use super::costs::{UnitCost, busiest};
+use super::rates::KernelRates;
+use super::{CutBy, Plan, Tile};
 use crate::batch::Batch;
 use crate::model::{ModelSpec, PlanGroup};
 
@@ -222,7 +223,7 @@ fn mask_text(group: &PlanGroup, batch: &Batch) -> String {
 /// Cost of the busiest worker over the mean.
 #[expect(clippy::cast_precision_loss, reason = "a ratio for people")]
 fn imbalance(plan: &Plan) -> f64 {
-    let max = busiest(plan, |tile, chunk| plan.unit_cost(tile, chunk));
+    let max = busiest(plan, &UnitCost { of: |tile: &Tile, chunk| plan.unit_cost(tile, chunk), step: 1 });
     let sum = plan.total_cost();
     if sum == 0 { 1.0 } else { max as f64 * f64::from(plan.config().num_workers) / sum as f64 }
 }

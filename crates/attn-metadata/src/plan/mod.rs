@@ -12,6 +12,7 @@
 //! each worker or one for each chunk of a tile.
 
 mod balance;
+mod costs;
 mod explain;
 mod order;
 mod planner;

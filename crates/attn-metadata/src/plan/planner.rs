@@ -232,7 +232,16 @@ impl Plan {
 
     /// Plans a batch, replacing the previous one. Reuses memory.
     pub fn update(&mut self, batch: &Batch) {
+        self.cut(batch);
+        self.share_out();
+    }
+
+    /// The first half of [`update`](Self::update): tiles, and how much work there is. It takes time and memory for tiles
+    /// alone, however many units they are, so a plan that is too large can be refused after it. There are no ranges before
+    /// [`share_out`](Self::share_out).
+    pub fn cut(&mut self, batch: &Batch) {
         self.tiles.clear();
+        self.ranges.clear();
         (self.num_units, self.num_partial_rows, self.total_cost) = (0, 0, 0);
         if self.config.chunking.by == CutBy::Batch {
             self.batch_chunk_len = balanced_chunk_len(&self.config, &self.group, batch);
@@ -241,6 +250,11 @@ impl Plan {
         for (index, request) in (0u32..).zip(batch.requests()) {
             self.cut_request(index, request);
         }
+    }
+
+    /// The second half of [`update`](Self::update): ranges for the workers, one for each chunk of a tile where workers take
+    /// [the longest first](Sharing::LongestFirst).
+    pub fn share_out(&mut self) {
         self.ranges.clear();
         match self.config.sharing {
             Sharing::Guided => self.cut_guided(),

@@ -1,9 +1,7 @@
 //! Predicting a plan's time from what a kernel family reaches on a device.
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
-
-use super::{Plan, Sharing, Tile, Unit};
+use super::costs::{UnitCost, busiest};
+use super::{Plan, Tile};
 
 /// What one kernel family reaches on one device. Measured figures: fitted to times of whole calls.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -31,7 +29,8 @@ impl KernelRates {
     pub fn predict(&self, plan: &Plan, bytes: u64) -> f64 {
         let moving = (bytes + plan.workspace().total_bytes()) as f64 / self.bytes_per_s;
         let merging = if plan.num_partial_rows() > 0 { self.merge_s } else { 0.0 };
-        let busiest = busiest(plan, |tile, chunk| self.unit_ps(plan, tile, chunk)) as f64 / PS_PER_S;
+        let cost = UnitCost { of: |tile: &Tile, chunk| self.unit_ps(plan, tile, chunk), step: self.kv_step };
+        let busiest = busiest(plan, &cost) as f64 / PS_PER_S;
         self.overhead_s + merging + moving.max(busiest)
     }
 
@@ -55,22 +54,3 @@ impl KernelRates {
 }
 
 const PS_PER_S: f64 = 1e12;
-
-/// Cost of the busiest worker, where whoever is free takes what is next.
-pub(super) fn busiest(plan: &Plan, cost: impl Fn(&Tile, u32) -> u64) -> u64 {
-    let cost = |unit: Unit| cost(&plan.tiles()[unit.tile as usize], unit.chunk);
-    let mut loads: BinaryHeap<Reverse<u64>> = (0..plan.config().num_workers).map(|_| Reverse(0)).collect();
-    let mut give = |cost: u64| {
-        if let Some(Reverse(least)) = loads.pop() {
-            loads.push(Reverse(least + cost));
-        }
-    };
-    for range in plan.ranges() {
-        if matches!(plan.config().sharing, Sharing::LongestFirst { .. }) {
-            plan.units(range).for_each(|unit| give(cost(unit)));
-        } else {
-            give(plan.units(range).map(cost).sum());
-        }
-    }
-    loads.iter().map(|Reverse(load)| *load).max().unwrap_or(0)
-}

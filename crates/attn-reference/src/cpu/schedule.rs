@@ -3,6 +3,9 @@
 //! KV heads of one item take turns tile by tile, which reads memory in longer runs; so an item takes as many heads as
 //! leave enough items for all workers. No result depends on any choice made here.
 
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
 use attn_metadata::plan::{Plan, Tile};
 
 use super::unit::STREAM_ROWS;
@@ -50,16 +53,17 @@ impl Schedule {
         for (index, tile, heads) in heads_of_items(plan, num_workers) {
             self.add(plan, tile, index, heads);
         }
-        self.items.sort_unstable_by_key(|item| (std::cmp::Reverse(item.cost), item.tile, item.kv_head, item.chunk));
+        self.items.sort_unstable_by_key(|item| (Reverse(item.cost), item.tile, item.kv_head, item.chunk));
     }
 
     /// Cost of the most loaded worker over the mean, where each takes the next item when it is done with one.
     #[expect(clippy::cast_precision_loss, reason = "a ratio for people")]
     pub(crate) fn imbalance(&self, num_workers: usize) -> f64 {
-        let mut loads = vec![0u64; num_workers.max(1)];
+        let mut loads: BinaryHeap<Reverse<u64>> = (0..num_workers.max(1)).map(|_| Reverse(0)).collect();
         for item in &self.items {
-            *loads.iter_mut().min().expect("there is a worker") += item.cost;
+            loads.peek_mut().expect("there is a worker").0 += item.cost;
         }
+        let loads: Vec<u64> = loads.into_iter().map(|Reverse(load)| load).collect();
         let (sum, max) = (loads.iter().sum::<u64>(), loads.iter().copied().max().unwrap_or(0));
         if sum == 0 { 1.0 } else { max as f64 * loads.len() as f64 / sum as f64 }
     }
