@@ -33,10 +33,11 @@ struct RowEnd {
 // `lse2`: base 2, of the keys alone; `sink`: natural, -inf for none.
 __device__ __forceinline__ RowEnd end_row(float l, float lse2, float sink) {
   if (sink == -kInf) return {l == 0.0f ? 0.0f : reciprocal(l), lse2 * kLn2};
+  if (l == 0.0f) return {0.0f, sink};  // as given, not from base 2
   // The denominator grows by 2^(sink2 - lse2) of itself.
   const float sink2 = sink * kLog2e;
   const float top = fmaxf(sink2, lse2);
-  const float keys = exp2_approx(lse2 - top);  // lse2 = -inf: 0
+  const float keys = exp2_approx(lse2 - top);
   const float total = keys + exp2_approx(sink2 - top);
-  return {l == 0.0f ? 0.0f : keys * reciprocal(total * l), (top + log2_approx(total)) * kLn2};
+  return {keys * reciprocal(total * l), (top + log2_approx(total)) * kLn2};
 }
