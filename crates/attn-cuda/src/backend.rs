@@ -11,7 +11,7 @@ use attn_metadata::{
 };
 use kvpool::{Dtype, KvDtype};
 
-use crate::device::{Device, DeviceBuffer, DeviceError, Staging, Tail};
+use crate::device::{Device, DeviceBuffer, DeviceError, SideStream, Staging, Tail};
 use crate::entry::{self, Families, HEAD_DIM_UNIT, Limits, MAX_HEAD_DIM, kernels_of, kv_dtypes_for};
 use crate::kernel_set::{KernelSet, LayerConstants};
 use crate::launches::LayerCall;
@@ -43,7 +43,7 @@ pub(crate) const STRICT_NAME: &str = "cuda-strict";
 pub(crate) const FREE_NAME: &str = "cuda-free";
 
 /// Bytes of `claim` of `kernels/params.h`.
-const CLAIM_BYTES: usize = 8;
+pub(crate) const CLAIM_BYTES: usize = 8;
 
 /// The registry's row for the backend with every kernel.
 #[must_use]
@@ -161,8 +161,10 @@ pub struct CudaBackend {
     /// Where the next step is planned, so that a refusal leaves the live ones alone.
     next: CudaStep,
     staging: Staging,
-    /// Where kernels' blocks claim ranges; one kernel at a time, in stream order, each leaves zeros.
+    /// Where blocks of the two attention kernels claim what they compute; each leaves zeros.
     claims: Arc<DeviceBuffer>,
+    /// Where decoding runs beside prefill.
+    side: SideStream,
     /// Partial states of uncaptured steps; grows.
     workspace: Option<Arc<DeviceBuffer>>,
     /// Partial states of captured steps, all of them; made with the limits.
@@ -234,8 +236,9 @@ impl CudaBackend {
         }
         let constants = model.layers().iter().zip(&chosen).map(|(l, k)| LayerConstants::new(device, l, *k));
         let layers = constants.collect::<Result<Vec<_>, _>>().map_err(failed)?;
-        let claims = DeviceBuffer::zeroed(device, CLAIM_BYTES, "claims").map_err(failed)?;
-        let policies = GroupPolicy::of_model(model, &chosen, properties.num_sms, keeps);
+        let claims = DeviceBuffer::zeroed(device, 2 * CLAIM_BYTES, "claims").map_err(failed)?;
+        let side = SideStream::new(device).map_err(failed)?;
+        let policies = GroupPolicy::of_model(model, &chosen, properties, keeps);
         let pool = PoolShape { num_pages: 0, page_size: model.page_size() };
         let step = || CudaStep::new(policies.iter().map(|policy| policy.plan(pool)).collect(), pool);
         Ok(Self {
@@ -250,6 +253,7 @@ impl CudaBackend {
             policies,
             staging: Staging::new(device),
             claims: Arc::new(claims),
+            side,
             device: config.device.clone(),
             workspace: None,
             captured_workspace: None,
@@ -366,6 +370,7 @@ impl CudaBackend {
             group: self.model.group_of(layer).expect("the layer was checked"),
             cache: kv.cache(),
             claims: &self.claims,
+            side: &self.side,
             check: check.map_err(&failed)?,
         })
     }

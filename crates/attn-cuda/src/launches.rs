@@ -8,14 +8,15 @@ use std::sync::Arc;
 
 use attn_metadata::{Kv, Layer, ModelSpec};
 
+use crate::backend::CLAIM_BYTES;
 use crate::device::{
-    CudaKv, CudaLseMut, CudaTensor, CudaTensorMut, Device, DeviceBuffer, DeviceError, Kernel, LaunchShape,
+    CudaKv, CudaLseMut, CudaTensor, CudaTensorMut, Device, DeviceBuffer, DeviceError, Kernel, LaunchShape, SideStream,
 };
 use crate::entry::Entry;
 use crate::kernel_set::{KernelSet, LayerConstants};
 use crate::params::{AttnParams, MergeStatesParams, StoreKvParams, page_division};
 use crate::space::Cuda;
-use crate::step::CudaStep;
+use crate::step::{CudaStep, PartTables};
 
 /// Thread blocks a multiprocessor for kernels that stream over rows.
 const STREAM_BLOCKS_PER_SM: u32 = 4;
@@ -30,8 +31,10 @@ pub(crate) struct LayerCall<'a> {
     pub(crate) step: &'a CudaStep,
     pub(crate) group: usize,
     pub(crate) cache: &'a CudaKv,
-    /// Where blocks claim work: zeros, as each kernel leaves it.
+    /// Where blocks claim work, decoding first: zeros, as each kernel leaves it.
     pub(crate) claims: &'a DeviceBuffer,
+    /// Where decoding runs beside prefill.
+    pub(crate) side: &'a SideStream,
     /// Where checked kernels leave their record; 0: kernels do not check.
     pub(crate) check: u64,
 }
@@ -72,15 +75,16 @@ impl LayerCall<'_> {
     ) -> Result<(), DeviceError> {
         let params = self.attn_params(q, out, lse);
         let tables = &self.step.groups[self.group];
-        for part in tables.parts.iter().filter(|part| part.grid > 0) {
-            let pair = if part.is_decode { self.constants.kernels.decode } else { Some(self.constants.kernels.extend) };
-            let entry = pair.expect("a part for decoding has its kernel").of(self.step.has_mask);
-            let claim = if self.step.is_claimed(self.group, part) { self.claims.address() } else { 0 };
-            let params = AttnParams { step: part.step, tiles: part.tiles, ranges: part.ranges, claim, ..params };
-            let kernel = self.kernels.attention(self.device, entry, self.check != 0)?;
-            let shape = self.shape(&kernel, entry, part.grid);
-            // SAFETY: see the module.
-            unsafe { kernel.launch(&shape, &params) }?;
+        let [decode, extend] = &tables.parts;
+        if tables.is_at_once {
+            // Prefill first: its blocks need a multiprocessor each, while decoding takes whatever is free.
+            self.side.beside(|side| {
+                self.attend_part(extend, &params, None)?;
+                self.attend_part(decode, &params, Some(side))
+            })?;
+        } else {
+            self.attend_part(decode, &params, None)?;
+            self.attend_part(extend, &params, None)?;
         }
         if tables.merge_grid == 0 {
             return Ok(());
@@ -90,9 +94,37 @@ impl LayerCall<'_> {
         let kernel = self.kernels.attention(self.device, entry, self.check != 0)?;
         // Blocks that find room at once: they rehearse while they wait, later ones would do it for nothing.
         let resident = entry.blocks_per_sm * self.device.properties().num_sms;
-        let shape = self.shape(&kernel, entry, tables.merge_grid.min(resident));
+        let mut shape = self.shape(&kernel, entry, tables.merge_grid.min(resident));
+        // A kernel that starts early waits for one before it.
+        shape.is_programmatic &= !tables.is_at_once;
         // SAFETY: see the module.
         unsafe { kernel.launch(&shape, &params) }
+    }
+
+    /// Attends one part of the plan, if there is anything of it.
+    fn attend_part(
+        &self,
+        part: &PartTables,
+        params: &AttnParams,
+        side: Option<&SideStream>,
+    ) -> Result<(), DeviceError> {
+        if part.grid == 0 {
+            return Ok(());
+        }
+        let pair = if part.is_decode { self.constants.kernels.decode } else { Some(self.constants.kernels.extend) };
+        let entry = pair.expect("a part for decoding has its kernel").of(self.step.has_mask);
+        let own_claim = self.claims.address() + if part.is_decode { 0 } else { CLAIM_BYTES as u64 };
+        let claim = if self.step.is_claimed(self.group, part) { own_claim } else { 0 };
+        let params = AttnParams { step: part.step, tiles: part.tiles, ranges: part.ranges, claim, ..*params };
+        let kernel = self.kernels.attention(self.device, entry, self.check != 0)?;
+        let mut shape = self.shape(&kernel, entry, part.grid);
+        let Some(side) = side else {
+            // SAFETY: see the module.
+            return unsafe { kernel.launch(&shape, &params) };
+        };
+        shape.is_programmatic = false;
+        // SAFETY: see the module. Parts of a plan have rows of out, partial states and claims of their own.
+        unsafe { kernel.launch_beside(side, &shape, &params) }
     }
 
     fn streaming_blocks(&self) -> u32 {

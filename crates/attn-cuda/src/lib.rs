@@ -15,6 +15,7 @@ mod launches;
 #[allow(unsafe_code, reason = "the promise that structs have the kernels' layout")]
 mod params;
 
+mod at_once;
 mod backend;
 mod entry;
 mod images;

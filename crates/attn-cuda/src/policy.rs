@@ -3,6 +3,8 @@
 use attn_metadata::plan::{Chunking, CutBy, Plan, PlanConfig, Sharing, max_chunks, workspace_requirement};
 use attn_metadata::{Batch, BatchLimits, Bucket, CaptureLimits, ModelSpec, PlanGroup, PoolShape};
 
+use crate::at_once::{AtOnce, Planner};
+use crate::device::DeviceProperties;
 use crate::entry::{LayerKernels, Pair};
 use crate::step::Grids;
 use crate::tables::{Contents, GroupPlan, GroupSizes, MERGE_WARP_CHUNKS, Part, PartSizes, merge_unit_bound};
@@ -60,11 +62,19 @@ pub(crate) struct GroupPolicy {
     /// Query tokens of a request that decodes, at most; 0: none does.
     max_decode_q_len: u32,
     labels: [&'static str; 2],
+    /// Where both parts may run at the same time.
+    at_once: Option<Planner>,
 }
 
 impl GroupPolicy {
     /// The policies of a model's groups; `kernels` are those of its layers, `keeps` is what their bits do not depend on.
-    pub(crate) fn of_model(model: &ModelSpec, kernels: &[LayerKernels], num_sms: u32, keeps: Invariance) -> Vec<Self> {
+    pub(crate) fn of_model(
+        model: &ModelSpec,
+        kernels: &[LayerKernels],
+        gpu: &DeviceProperties,
+        keeps: Invariance,
+    ) -> Vec<Self> {
+        let num_sms = gpu.num_sms;
         let of_group = |(index, group): (usize, &PlanGroup)| {
             let of_layers = || kernels.iter().enumerate().filter(move |(l, _)| model.group_of(*l) == Some(index));
             let first = of_layers().next().map(|(_, kernels)| *kernels).expect("a group has a layer");
@@ -85,12 +95,15 @@ impl GroupPolicy {
             let has_warpgroups = extend.iter().all(|pair| pair.family() == "extend_sm90");
             let rest_len = if has_warpgroups { (64 / group.heads.group_size()).max(1) } else { u32::MAX };
             let sharing = if claims_units { Sharing::LongestFirst { rest_len } } else { Sharing::Even };
+            let labels = [label(first.decode.map_or("plain", |pair| pair.family())), label(first.extend.family())];
+            let at_once = Planner::new(gpu, labels, group, model.kv_dtype());
             Self {
                 group: *group,
                 max_decode_q_len: decode_config.map_or(0, |config| config.tile_len),
                 decode: decode_config,
                 extend: config(group, &extend, extend_chunking(keeps), sharing, num_sms),
-                labels: [label(first.decode.map_or("plain", |pair| pair.family())), label(first.extend.family())],
+                labels,
+                at_once,
             }
         };
         model.groups().iter().enumerate().map(of_group).collect()
@@ -131,7 +144,18 @@ impl GroupPolicy {
         };
         let decode = plan.decode.as_ref().map_or(0, |part| grid(part, true));
         let extend = grid(&plan.extend, plan.decode.is_none());
-        Grids { decode, extend, merge: u32::try_from(plan.sizes().num_merge_units).unwrap_or(u32::MAX) }
+        let at_once = self.at_once(plan);
+        Grids {
+            decode,
+            extend: at_once.map_or(extend, |at_once| at_once.extend_sms.min(extend)),
+            merge: u32::try_from(plan.sizes().num_merge_units).unwrap_or(u32::MAX),
+            is_at_once: at_once.is_some(),
+        }
+    }
+
+    /// How both parts of a plan run at the same time, where they do.
+    pub(crate) fn at_once(&self, plan: &GroupPlan) -> Option<AtOnce> {
+        self.at_once.as_ref()?.plan(plan)
     }
 
     /// Grids for every batch of a bucket.
@@ -141,6 +165,8 @@ impl GroupPolicy {
             decode: self.decode.map_or(0, |config| config.num_workers),
             extend: if self.is_decode_bucket(bucket) { 0 } else { self.extend.num_workers },
             merge: u32::try_from(sizes.num_merge_units).unwrap_or(u32::MAX),
+            // How the multiprocessors are shared depends on the batch.
+            is_at_once: false,
         }
     }
 

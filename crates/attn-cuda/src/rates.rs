@@ -33,26 +33,29 @@ const fn decode(max_dim: u32, is_fp8: bool, gbs: f64) -> Row {
         unit_s: 0.0,
         merge_s: 3.0 * US,
         kv_step: 64,
+        row_step: u32::MAX,
     };
     Row { gpu: "NVIDIA H200", capability: (9, 0), family: "cuda/decode", max_dim, is_fp8, rates }
 }
 
 const fn extend(max_dim: u32, is_fp8: bool, tflops: f64) -> Row {
-    prefill("cuda/extend", max_dim, is_fp8, tflops, 6.0, 64)
+    prefill("cuda/extend", max_dim, is_fp8, tflops, 6.0, [u32::MAX, 64])
 }
 
 const fn extend_sm90(max_dim: u32, kv_step: u32, tflops: f64) -> Row {
-    prefill("cuda/extend_sm90", max_dim, false, tflops, 3.0, kv_step)
+    // A warpgroup has 64 rows.
+    prefill("cuda/extend_sm90", max_dim, false, tflops, 3.0, [64, kv_step])
 }
 
-const fn prefill(family: &'static str, max_dim: u32, is_fp8: bool, tflops: f64, unit_us: f64, kv_step: u32) -> Row {
+const fn prefill(family: &'static str, max_dim: u32, is_fp8: bool, tflops: f64, unit_us: f64, steps: [u32; 2]) -> Row {
     let rates = KernelRates {
         bytes_per_s: 3.6e12,
         flops_per_s: tflops * 1e12,
         overhead_s: 11.0 * US,
         unit_s: unit_us * US,
         merge_s: 3.0 * US,
-        kv_step,
+        kv_step: steps[1],
+        row_step: steps[0],
     };
     Row { gpu: "NVIDIA H200", capability: (9, 0), family, max_dim, is_fp8, rates }
 }

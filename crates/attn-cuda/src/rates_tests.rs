@@ -23,18 +23,6 @@ fn json(path: &str) -> Value {
     serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap()
 }
 
-fn h200() -> DeviceProperties {
-    DeviceProperties {
-        ordinal: 0,
-        name: "NVIDIA H200".to_owned(),
-        capability: (9, 0),
-        num_sms: 132,
-        max_shared_bytes: 232_448,
-        memory_bytes: 140 << 30,
-        l2_bytes: 60 << 20,
-    }
-}
-
 /// A workload's plan, explained as the backend would.
 fn explained(workload: &Value, families: Families, by: Invariance) -> PlanReport {
     let number = |value: &Value| u32::try_from(value.as_u64().unwrap()).unwrap();
@@ -68,10 +56,10 @@ fn explained(workload: &Value, families: Families, by: Invariance) -> PlanReport
     let pool = PoolShape { num_pages: num_pages.unsigned_abs(), page_size: size };
     let batch = Batch::from_raw(pool, &raw).unwrap();
     let kernels = kernels_of(&model, &model.layers()[0], &HOPPER, families).unwrap();
-    let policies = GroupPolicy::of_model(&model, &[kernels], 132, by);
+    let policies = GroupPolicy::of_model(&model, &[kernels], &DeviceProperties::h200(), by);
     let mut plan = policies[0].plan(pool);
     plan.update(&batch);
-    report(&h200(), &model, &policies, &[plan])
+    report(&DeviceProperties::h200(), &model, &policies, &[plan])
 }
 
 /// The report of a plan for the kernels that a row was measured with, `None` where today's choice has no such.
@@ -119,7 +107,7 @@ fn every_workload_is_predicted_within_a_fifth() {
 fn what_was_not_measured_is_not_predicted() {
     let group = PlanGroup::plain(HeadShape::new(32, 8, 128), true, None);
     let rates = |name: &str, family| {
-        let gpu = DeviceProperties { name: name.to_owned(), ..h200() };
+        let gpu = DeviceProperties { name: name.to_owned(), ..DeviceProperties::h200() };
         rates_of(&gpu, family, &group, KvDtype::Bf16)
     };
     assert!(rates("NVIDIA H200 NVL", "cuda/decode").is_some());

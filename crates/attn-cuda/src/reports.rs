@@ -3,10 +3,14 @@
 use attn_metadata::ModelSpec;
 use attn_metadata::plan::{Plan, PlanReport};
 
+use crate::at_once::AtOnce;
 use crate::device::DeviceProperties;
 use crate::policy::GroupPolicy;
 use crate::rates::rates_of;
 use crate::tables::{GroupPlan, Part};
+
+/// Seconds of launching and merging where both parts run at once.
+const AROUND_S: f64 = 12e-6;
 
 /// What the plans of a model's groups do, requests that extend first.
 pub(crate) fn report(
@@ -29,5 +33,20 @@ pub(crate) fn report(
     if let Some(decode) = decode.and_then(|parts| explain(true, &parts)) {
         report.absorb(decode);
     }
+    let parts_at_once = policies.iter().zip(plans).map(|(policy, plan)| policy.at_once(plan));
+    for (group, at_once) in parts_at_once.enumerate().filter_map(|(group, at_once)| Some((group, at_once?))) {
+        predict_at_once(&mut report, group, plans.len(), &at_once);
+        report.notes.push(format!(
+            "group {group}: decoding and prefill at once, prefill on {} of {} multiprocessors",
+            at_once.extend_sms, gpu.num_sms
+        ));
+    }
     report
+}
+
+/// What both parts of a group take together is said of prefill, and nothing of decoding but what surrounds it.
+fn predict_at_once(report: &mut PlanReport, group: usize, num_groups: usize, at_once: &AtOnce) {
+    let extend = &mut report.groups[group];
+    extend.predicted_s = Some(at_once.seconds);
+    report.groups[num_groups + group].predicted_s = Some(AROUND_S);
 }

@@ -30,6 +30,8 @@ pub(crate) struct GroupTables {
     pub(crate) merge_units: u64,
     /// Thread blocks that could be used for merging; 0: nothing is split.
     pub(crate) merge_grid: u32,
+    /// Whether both parts run at the same time.
+    pub(crate) is_at_once: bool,
     pub(crate) workspace: WorkspaceView,
 }
 
@@ -39,6 +41,8 @@ pub(crate) struct Grids {
     pub(crate) decode: u32,
     pub(crate) extend: u32,
     pub(crate) merge: u32,
+    /// Both parts at the same time: `extend` leaves room for `decode`.
+    pub(crate) is_at_once: bool,
 }
 
 /// Where partial states are.
@@ -133,6 +137,7 @@ impl CudaStep {
             merge_step: at(group.merge_step),
             merge_units: at(group.merge_units),
             merge_grid: grids.merge,
+            is_at_once: grids.is_at_once,
             workspace,
         };
         self.groups.clear();

@@ -10,6 +10,7 @@ use attn_metadata::{
 use kvpool::{Dtype, KvDtype, PageSize, Slot};
 
 use super::*;
+use crate::device::DeviceProperties;
 use crate::device::runs;
 use crate::entry::{Families, Limits, kernels_of};
 use crate::policy::{GroupPolicy, Invariance};
@@ -36,7 +37,8 @@ fn model(heads: HeadShape, window_left: Option<u32>) -> Arc<ModelSpec> {
 
 fn policy(model: &ModelSpec, num_sms: u32, keeps: Invariance) -> GroupPolicy {
     let kernels = kernels_of(model, &model.layers()[0], &HOPPER, Families::All).unwrap();
-    GroupPolicy::of_model(model, &[kernels], num_sms, keeps).remove(0)
+    let gpu = DeviceProperties { num_sms, ..DeviceProperties::h200() };
+    GroupPolicy::of_model(model, &[kernels], &gpu, keeps).remove(0)
 }
 
 /// A batch of requests (q_len, kv_len) that appends, with some padding rows.

@@ -31,6 +31,22 @@ pub struct DeviceProperties {
     pub l2_bytes: u64,
 }
 
+#[cfg(test)]
+impl DeviceProperties {
+    /// Those of an H200.
+    pub(crate) fn h200() -> Self {
+        Self {
+            ordinal: 0,
+            name: "NVIDIA H200".to_owned(),
+            capability: (9, 0),
+            num_sms: 132,
+            max_shared_bytes: 232_448,
+            memory_bytes: 140 << 30,
+            l2_bytes: 60 << 20,
+        }
+    }
+}
+
 /// Loaded modules by name.
 type Modules = HashMap<&'static str, Arc<Module>>;
 

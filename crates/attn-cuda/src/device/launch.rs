@@ -12,6 +12,7 @@ use cudarc::driver::sys;
 use super::context::Device;
 use super::error::{DeviceError, DriverCode, check};
 use super::module::{Module, ModuleSource};
+use super::side_stream::SideStream;
 
 /// The one struct that a kernel takes by value.
 ///
@@ -115,6 +116,25 @@ impl<P: KernelParams> Kernel<P> {
     /// The parameters hold to the kernel's contract: every address is valid for what the kernel reads and writes there
     /// until it has ended, and nothing else writes there meanwhile.
     pub unsafe fn launch(&self, shape: &LaunchShape, params: &P) -> Result<(), DeviceError> {
+        // SAFETY: the caller's promise; the stream lives as long as the device's handle.
+        unsafe { self.launch_on(self.device.cu_stream(), shape, params) }
+    }
+
+    /// As [`launch`](Self::launch), on a side stream of the device.
+    ///
+    /// # Errors
+    /// As [`launch`](Self::launch).
+    ///
+    /// # Safety
+    /// As [`launch`](Self::launch), where kernels that the device's stream was given meanwhile run at the same time.
+    pub unsafe fn launch_beside(&self, side: &SideStream, shape: &LaunchShape, params: &P) -> Result<(), DeviceError> {
+        // SAFETY: as above.
+        unsafe { self.launch_on(side.cu_stream(), shape, params) }
+    }
+
+    /// # Safety
+    /// As [`launch`](Self::launch); the stream is one of the device's context and alive.
+    unsafe fn launch_on(&self, stream: sys::CUstream, shape: &LaunchShape, params: &P) -> Result<(), DeviceError> {
         if shape.grid == 0 {
             return Ok(());
         }
@@ -134,7 +154,7 @@ impl<P: KernelParams> Kernel<P> {
             blockDimY: 1,
             blockDimZ: 1,
             sharedMemBytes: shape.shared_bytes,
-            hStream: self.device.cu_stream(),
+            hStream: stream,
             attrs: attributes.as_mut_ptr(),
             numAttrs: u32::try_from(attributes.len()).expect("at most two"),
         };

@@ -1,11 +1,12 @@
 //! The driver, without a toolkit: probe, context, stream, memory, modules, launches, graphs.
 //!
 //! Reading order: `probe` (is there a driver), `context` ([`Device`]: context, stream, what the GPU is), `buffer` and
-//! `staging` (memory; `locked`: that of others), `view` (tensors in it, ours or another library's), `module` and `launch` (kernels), `graph`.
+//! `staging` (memory; `locked`: that of others), `view` (tensors in it, ours or another library's), `module` and `launch` (kernels),
+//! `side_stream` (two kernels at once), `graph`.
 //!
 //! All unsafe code of the crate that is not a kernel launch is here. Two rules make it sound. *One stream*: all work
 //! that one [`Device`] is given goes to its one stream, in order, so memory that is freed after a launch is freed after
-//! the kernel. *Owners wait*: pinned memory and graphs know the event or stream that uses them and wait when dropped.
+//! the kernel; a [`SideStream`] is joined with it before anything else is given to it. *Owners wait*: pinned memory and graphs know the event or stream that uses them and wait when dropped.
 
 mod buffer;
 mod context;
@@ -15,6 +16,7 @@ mod launch;
 mod locked;
 mod module;
 mod probe;
+mod side_stream;
 mod staging;
 mod tensor_map;
 mod trap;
@@ -27,6 +29,7 @@ pub use graph::{Captured, Graph};
 pub use launch::{Kernel, KernelParams, LaunchShape};
 pub use module::{Image, ImageKind, ModuleSource, candidates};
 pub use probe::{Driver, LIBRARY_NAMES, MIN_CUDA_VERSION, MIN_DRIVER_BRANCH, probe, probe_libraries};
+pub use side_stream::SideStream;
 #[cfg(test)]
 pub(crate) use staging::runs;
 pub use staging::{Pinned, Staging, Tail};

@@ -18,6 +18,9 @@ pub struct KernelRates {
     pub merge_s: f64,
     /// KV tokens that are computed together: a unit computes as many of these as it touches.
     pub kv_step: u32,
+    /// Query rows that are computed together; of a tile that has fewer rows than others as many of these as it has, which
+    /// take half as long again as their share. `u32::MAX`: all of a tile, however few rows it has.
+    pub row_step: u32,
 }
 
 impl KernelRates {
@@ -34,22 +37,26 @@ impl KernelRates {
         self.overhead_s + merging + moving.max(busiest)
     }
 
-    /// Picoseconds that a worker needs for a unit.
-    #[expect(
-        clippy::cast_precision_loss,
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "as above"
-    )]
-    fn unit_ps(&self, plan: &Plan, tile: &Tile, chunk: u32) -> u64 {
+    /// Seconds that a worker needs for a unit.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "as above")]
+    pub fn unit_s(&self, plan: &Plan, tile: &Tile, chunk: u32) -> f64 {
         let (heads, kv) = (plan.group().heads, tile.chunk(chunk));
-        // A tile's rows are computed all, its KV in whole steps.
-        let rows = u64::from(plan.config().tile_len) * u64::from(heads.group_size());
+        let group_size = u64::from(heads.group_size());
+        let all_rows = u64::from(plan.config().tile_len) * group_size;
+        let rows = (u64::from(tile.q_len) * group_size).next_multiple_of(self.row_step.into());
+        let rows = if rows < all_rows { (rows * 3 / 2).min(all_rows) } else { all_rows };
+        // KV is computed in whole steps.
         let steps = kv.end.div_ceil(self.kv_step) - kv.start / self.kv_step;
         let pairs = rows * u64::from(steps) * u64::from(self.kv_step);
         let flops = 2 * pairs * u64::from(heads.head_dim_qk + heads.head_dim_vo);
         let of_worker = self.flops_per_s / f64::from(plan.config().num_workers);
-        ((self.unit_s + flops as f64 / of_worker) * PS_PER_S) as u64
+        self.unit_s + flops as f64 / of_worker
+    }
+
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "as above")]
+    fn unit_ps(&self, plan: &Plan, tile: &Tile, chunk: u32) -> u64 {
+        (self.unit_s(plan, tile, chunk) * PS_PER_S) as u64
     }
 }
 
