@@ -5,6 +5,7 @@
 mod support;
 
 mod alone;
+mod at_once;
 mod big_pool;
 mod every_kernel;
 mod merges;
