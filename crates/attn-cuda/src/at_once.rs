@@ -4,7 +4,7 @@
 //! once they take little longer than the longer one. Blocks of both kernels claim what they compute, so how many there are
 //! of which changes no result, and decoding has what prefill leaves free, also when prefill has ended.
 //!
-//! The model is fitted to batches measured on an H200, see `docs/kernels/extend-sm90.md`.
+//! The model is fitted to batches measured on an H200, see `docs/kernels/mixed.md`.
 
 use attn_metadata::PlanGroup;
 use attn_metadata::plan::{KernelRates, Plan};
