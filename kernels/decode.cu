@@ -287,12 +287,11 @@ __device__ __forceinline__ void add_values(Rows<C>& rows, uint32_t v_tile, const
       uint32_t b[4];
       ldmatrix4_trans(b, C::VLayout::further(from, i * 32) + group * 16 * C::VLayout::kPitch);
       if constexpr (C::kFp8) {
-        // A 16-bit element is two dims; bytes are sorted into (even, even, odd, odd) dims of tokens 2c, 2c + 1.
-#pragma unroll
+  #pragma unroll
         for (int n = 0; n < 2; ++n) {
           uint32_t even0, odd0, even1, odd1;
-          fp8x4_to_f16(__byte_perm(b[2 * n], 0, 0x3120), even0, odd0);
-          fp8x4_to_f16(__byte_perm(b[2 * n + 1], 0, 0x3120), even1, odd1);
+          fp8_values_to_f16(b[2 * n], even0, odd0);
+          fp8_values_to_f16(b[2 * n + 1], even1, odd1);
           mma<F16>(rows.o[4 * i + 2 * n], a, even0, even1);
           mma<F16>(rows.o[4 * i + 2 * n + 1], a, odd0, odd1);
         }

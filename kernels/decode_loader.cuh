@@ -3,7 +3,7 @@
 // `C` is the kernel's Config: kOwn and kTile tokens, kGroups, layouts and copies of rows, see decode.cu.
 #pragma once
 
-#include "primitives/cp_async.cuh"
+#include "primitives/copy_rows.cuh"
 #include "primitives/mask.cuh"
 #include "primitives/paged.cuh"
 #include "primitives/units.cuh"
@@ -181,16 +181,7 @@ struct Loader {
       for (int i = 0; i < C::kPasses; ++i) {
         const int row = r0 + i * C::kRowsPerPass;
         const bool valid = first + row < end;
-        const char* k = addresses.k(row) + in_row * 16;
-        const char* v = addresses.v(row) + in_row * 16;
-#pragma unroll
-        for (int j = 0; j < C::kKCopies; ++j) {
-          cp_async16_or_zero(stage + C::KLayout::at(row, in_row + j * C::kLanesPerRow), k + j * C::kLanesPerRow * 16, valid);
-        }
-#pragma unroll
-        for (int j = 0; j < C::kVCopies; ++j) {
-          cp_async16_or_zero(stage + C::kVAt + C::VLayout::at(row, in_row + j * C::kLanesPerRow), v + j * C::kLanesPerRow * 16, valid);
-        }
+        copy_row<C>(stage, row, addresses.k(row), addresses.v(row), in_row, valid);
       }
       const bool is_last = pos + C::kTile >= end;
       const Cursor& unit = cursor();

@@ -323,12 +323,11 @@ __device__ __forceinline__ void add_values(Rows<C>& rows, uint32_t v_tile, int t
     uint32_t b[4];
     ldmatrix4_trans(b, C::VLayout::further(from, i * 32 * C::kParts));
     if constexpr (C::kFp8) {
-      // A 16-bit element is two dims; bytes are sorted into (even, even, odd, odd) dims of tokens 2c, 2c + 1.
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         uint32_t even0, odd0, even1, odd1;
-        fp8x4_to_f16(__byte_perm(b[2 * j], 0, 0x3120), even0, odd0);
-        fp8x4_to_f16(__byte_perm(b[2 * j + 1], 0, 0x3120), even1, odd1);
+        fp8_values_to_f16(b[2 * j], even0, odd0);
+        fp8_values_to_f16(b[2 * j + 1], even1, odd1);
 #pragma unroll
         for (int mt = 0; mt < C::kMt; ++mt) {
           mma<F16>(rows.o[mt][4 * i + 2 * j], weights[mt], even0, even1);

@@ -1,11 +1,10 @@
 // What extend.cu copies and in which order: the kernel's shape, a block's items, and their KV on its way to shared memory.
 #pragma once
 
-#include "primitives/cp_async.cuh"
+#include "primitives/copy_rows.cuh"
 #include "primitives/fp8.cuh"
 #include "primitives/mask.cuh"
 #include "primitives/paged.cuh"
-#include "primitives/tile.cuh"
 #include "primitives/units.cuh"
 
 namespace {
@@ -130,16 +129,7 @@ __device__ __forceinline__ void copy_tile(const Item& item, int pos, const RowPl
   for (int i = 0; i < C::kPasses; ++i) {
     const int row = r0 + i * C::kRowsPerPass;
     const bool valid = row < num_valid;
-    const char* k = ptr<const char>(from[i].k) + lane * 16;
-    const char* v = ptr<const char>(from[i].v) + lane * 16;
-#pragma unroll
-    for (int j = 0; j < C::kKCopies; ++j) {
-      cp_async16_or_zero(stage + C::KLayout::at(row, lane + j * C::kLanesPerRow), k + j * C::kLanesPerRow * 16, valid);
-    }
-#pragma unroll
-    for (int j = 0; j < C::kVCopies; ++j) {
-      cp_async16_or_zero(stage + C::kVAt + C::VLayout::at(row, lane + j * C::kLanesPerRow), v + j * C::kLanesPerRow * 16, valid);
-    }
+    copy_row<C>(stage, row, ptr<const char>(from[i].k), ptr<const char>(from[i].v), lane, valid);
   }
 }
 

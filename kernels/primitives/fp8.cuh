@@ -24,6 +24,12 @@ __device__ __forceinline__ void fp8x4_to_f16(uint32_t x, uint32_t& lo, uint32_t&
 #endif
 }
 
+// Two dims of two neighbouring tokens, as a transposed matrix of 16-bit elements has them, to a word of both tokens' even dims and
+// one of their odd dims.
+__device__ __forceinline__ void fp8_values_to_f16(uint32_t x, uint32_t& even, uint32_t& odd) {
+  fp8x4_to_f16(__byte_perm(x, 0, 0x3120), even, odd);
+}
+
 #if __CUDA_ARCH__ < 890
 // Round to nearest even, saturate at 448, NaN is 0x7f with x's sign dropped (as PTX cvt does).
 __device__ __forceinline__ uint32_t f32_to_fp8_bits(float x) {
