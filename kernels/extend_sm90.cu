@@ -18,6 +18,7 @@
 //   and every place of q. A unit is written before the `full` of its q. Its place is written again three units later, for
 //   which the q of a unit after it must have been let go.
 // Rows of K and V beyond the chunk are zero-filled, never read; surplus rows of q are garbage, and their results dropped.
+#include "extend_sm90_boxes.cuh"
 #include "extend_sm90_loader.cuh"
 #include "primitives/launch.cuh"
 #include "primitives/rows.cuh"
@@ -51,7 +52,8 @@ __device__ __forceinline__ void start_scores(uint32_t q, uint32_t k, Scores<C>& 
   products_begin();
 #pragma unroll
   for (int i = 0; i < C::kDq / 16; ++i) {
-    scores_product<typename C::Q>(s, operand(q + i / 4 * 64 * kPanelRow + i % 4 * 32, 16), operand(k + i / 4 * C::kTile * kPanelRow + i % 4 * 32, 16), i > 0);
+    scores_product<typename C::Q>(s, operand(q + i / 4 * 64 * kPanelRow + i % 4 * 32, kBlock, 16),
+                                  operand(k + i / 4 * kBlock + i % 4 * 32, C::kKGroup, 16), i > 0);
   }
   products_commit();
 }
@@ -62,7 +64,7 @@ __device__ __forceinline__ void start_values(const Weights<C>& weights, uint32_t
   products_begin();
 #pragma unroll
   for (int i = 0; i < C::kTile / 16; ++i) {
-    values_product<typename C::Q>(rows.o, weights[i], operand(v + i * 16 * kPanelRow, C::kTile * kPanelRow));
+    values_product<typename C::Q>(rows.o, weights[i], operand(v + i * 2 * C::kVGroup, C::kVGroup, kBlock));
   }
   products_commit();
 }
@@ -182,10 +184,10 @@ __device__ __forceinline__ void release(uint64_t* barrier) {
   if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
 }
 
-template <class C>
-__device__ __forceinline__ void wait_full(uint64_t* barrier, int parity) {
+// Waits for a tile. Copies by threads need a fence, boxes do not.
+__device__ __forceinline__ void wait_tile(uint64_t* barrier, int parity, bool has_maps) {
   barrier_wait(barrier, parity);
-  publish_to_products();
+  if (!has_maps) publish_to_products();
 }
 
 // Lets tiles go by.
@@ -206,6 +208,7 @@ __device__ __forceinline__ void skip_tiles(Shared<C>& shared, Ring<C::kStages>& 
 // A computing warpgroup on its way through the units of the block.
 template <class C>
 struct Walk {
+  const AttnMappedParams& mapped;
   const AttnParams& p;
   Shared<C>& shared;
   Ring<C::kStages> stage;
@@ -220,11 +223,12 @@ struct Walk {
   // (of anything where there is none, so that what is under way is always the same).
   __device__ __forceinline__ void enter(unsigned unit, Scores<C>& s) {
     const unsigned place = unit % C::kQs;
-    wait_full<C>(&shared.full_q[place], unit / C::kQs % 2);
+    barrier_wait(&shared.full_q[place], unit / C::kQs % 2);
+    publish_to_products();
     const Work& work = work_of(unit);
     if (work.num_rows != 0) skip_tiles<C>(shared, stage, group, sight_in(work).first_tile);
     const bool sees = work.num_rows != 0 && sight_in(work).first_tile < sight_in(work).last_tile;
-    if (sees) wait_full<C>(&shared.full_k[stage.at], stage.parity);
+    if (sees) wait_tile(&shared.full_k[stage.at], stage.parity, mapped.has_maps != 0);
     if (sees) take_turn(group);
     start_scores<C>(shared_address(shared.q[place] + group * 64 * C::kDq * 2), shared_address(shared.k[stage.at]), s);
     if (sees) pass_turn<C>(group);
@@ -241,7 +245,7 @@ struct Walk {
 
   __device__ __forceinline__ void begin_values(const Weights<C>& weights, Rows<C>& rows) {
     const Ring<C::kStages> of_values = stage.before();
-    wait_full<C>(&shared.full_v[of_values.at], of_values.parity);
+    wait_tile(&shared.full_v[of_values.at], of_values.parity, mapped.has_maps != 0);
     start_values<C>(weights, shared_address(shared.v[of_values.at]), rows);
   }
 
@@ -271,7 +275,7 @@ struct Walk {
           begin_values(weights, rows);
           end_values(rows);
         }
-        wait_full<C>(&shared.full_k[stage.at], stage.parity);
+        wait_tile(&shared.full_k[stage.at], stage.parity, mapped.has_maps != 0);
         take_turn(group);
         start_scores<C>(shared_address(shared.q[unit % C::kQs] + group * 64 * C::kDq * 2), shared_address(shared.k[stage.at]), s);
         if (C::kOverlaps) begin_values(weights, rows);
@@ -366,10 +370,11 @@ __device__ __forceinline__ void write_results(const AttnParams& p, uint32_t magi
 }
 
 template <class C>
-__device__ __forceinline__ void compute_all(const AttnParams& p, Shared<C>& shared) {
+__device__ __forceinline__ void compute_all(const AttnMappedParams& mapped, Shared<C>& shared) {
+  const AttnParams& p = mapped.attn;
   const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0) - 1;  // known to be the same for a warp
   // General: scores are shaped, in base 2, before the softmax.
-  Walk<C> walk = {p, shared, {}, C::kGeneral ? 1.0f : p.sm_scale * p.k_scale * kLog2e, group};
+  Walk<C> walk = {mapped, p, shared, {}, C::kGeneral ? 1.0f : p.sm_scale * p.k_scale * kLog2e, group};
   if (group == C::kGroups - 1) pass_turn<C>(group);  // the first turn is the first warpgroup's
   Scores<C> s;
   walk.enter(0, s);
@@ -387,24 +392,38 @@ __device__ __forceinline__ void compute_all(const AttnParams& p, Shared<C>& shar
     } else {
       write_results<C>(p, shared.magic, walk.work_of(unit), walk.c, rows);
     }
+    release(&shared.done[unit % C::kUnits]);
     if (!C::kEntersEarly) walk.enter(unit + 1, s);
   }
   products_wait<0>();
   hold(s);
 }
 
+// Of barriers: how many arrivals end a phase.
 template <class C>
-__device__ __forceinline__ void extend(const AttnParams& p) {
+__device__ __forceinline__ void init_barriers(const AttnMappedParams& mapped, Shared<C>& shared) {
+  const bool has_maps = mapped.has_maps != 0;
+  const int copying_q = mapped.has_q_map != 0 ? 0 : has_maps ? 32 : C::kWarpgroup - 32;
+  constexpr int kComputing = C::kGroups * 4;  // warps
+  for (int i = 0; i < C::kQs; ++i) barrier_init(&shared.full_q[i], copying_q + 1), barrier_init(&shared.empty_q[i], kComputing);
+  for (int i = 0; i < C::kStages; ++i) {
+    barrier_init(&shared.full_k[i], has_maps ? 1 : C::kWarpgroup), barrier_init(&shared.empty_k[i], kComputing);
+    barrier_init(&shared.full_v[i], has_maps ? 1 : C::kWarpgroup), barrier_init(&shared.empty_v[i], kComputing);
+  }
+  for (int i = 0; i < C::kUnits; ++i) {
+    barrier_init(&shared.made[i], 1), barrier_init(&shared.begun[i], 1);
+    barrier_init(&shared.done[i], kComputing + (has_maps ? 3 : 0));
+  }
+}
+
+template <class C>
+__device__ __forceinline__ void extend(const AttnMappedParams& mapped) {
   extern __shared__ __align__(1024) unsigned char memory[];
   Shared<C>& shared = *reinterpret_cast<Shared<C>*>(memory);
+  const AttnParams& p = mapped.attn;
   check_shape<kKernelExtend, C::kDq, C::kDv>(p);
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < C::kQs; ++i) barrier_init(&shared.full_q[i], C::kWarpgroup - 32 + 1), barrier_init(&shared.empty_q[i], C::kGroups * 4);
-    for (int i = 0; i < C::kStages; ++i) {
-      barrier_init(&shared.full_k[i], C::kWarpgroup), barrier_init(&shared.empty_k[i], C::kGroups * 4);
-      barrier_init(&shared.full_v[i], C::kWarpgroup), barrier_init(&shared.empty_v[i], C::kGroups * 4);
-    }
-  }
+  if (threadIdx.x == 0) init_barriers<C>(mapped, shared);
+  if (threadIdx.x == 32 && mapped.has_maps != 0) prefetch_map(&mapped.k_map), prefetch_map(&mapped.v_map), prefetch_map(&mapped.q_map);
   wait_for_previous();
   int claimed = static_cast<int>(blockIdx.x);
   if (threadIdx.x < 32) {
@@ -418,12 +437,16 @@ __device__ __forceinline__ void extend(const AttnParams& p) {
   __syncthreads();
   if (threadIdx.x < C::kWarpgroup) {
     give_registers<C::kCopyRegisters>();
-    copy_all<C>(p, shared, claimed);
+    if (mapped.has_maps != 0) {
+      copy_boxes<C>(mapped, shared, claimed);
+    } else {
+      copy_all<C>(p, shared, claimed);
+    }
     launch_dependents();
     if (p.claim != 0 && threadIdx.x == 0) leave_claims(p);
   } else {
     take_registers<C::kComputeRegisters>();
-    compute_all<C>(p, shared);
+    compute_all<C>(mapped, shared);
   }
 }
 
@@ -435,7 +458,7 @@ __device__ __forceinline__ void extend(const AttnParams& p) {
   static_assert(Same<q, kv>::value, "KV has the dtype of q");                                                                        \
   static_assert(Config<q, dqk, dvo, general, rows>::kThreads == threads, "the list states the block size");                          \
   static_assert(sizeof(Shared<Config<q, dqk, dvo, general, rows>>) == shared_bytes, "the list states the shared memory");            \
-  extern "C" __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ AttnParams p) {                         \
+  extern "C" __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ AttnMappedParams p) {                   \
     extend<Config<q, dqk, dvo, general, rows>>(p);                                                                                   \
   }
 #include "extend_sm90.inst"

@@ -45,6 +45,7 @@ struct Config {
   // Registers of a copying and of a computing thread: their sum over the block is at most what it was launched with.
   static constexpr int kCopyRegisters = 56, kComputeRegisters = kGroups == 2 ? 224 : 152;
 
+  static constexpr int kKGroup = kDq / 64 * kBlock, kVGroup = kDv / 64 * kBlock;  // bytes of 8 tokens
   static constexpr int kQBytes = kRows * kDq * 2, kKBytes = kTile * kDq * 2, kVBytes = kTile * kDv * 2;
   static constexpr int kUnits = 4;  // one is made ahead, kQs are in use
 };
@@ -58,6 +59,7 @@ struct __align__(1024) Shared {
   uint64_t full_q[C::kQs], empty_q[C::kQs];
   uint64_t full_k[C::kStages], empty_k[C::kStages];
   uint64_t full_v[C::kStages], empty_v[C::kStages];
+  uint64_t made[C::kUnits], begun[C::kUnits], done[C::kUnits];
   uint32_t magic;  // of the group
 };
 
@@ -129,12 +131,12 @@ __device__ __forceinline__ void make_next(const AttnParams& p, uint32_t magic, c
   if (threadIdx.x < C::kGroups) to.sights[threadIdx.x] = sight_of<C>(p, magic, to, threadIdx.x);
 }
 
-// Starts copying the rows of the pass, by all warps but the first; places of rows that it does not have keep what they held, which
-// nothing is made of. Eight threads share a row; each knows one of eight of theirs at a time.
-template <class C>
+// Starts copying the rows of the pass, by the copying warps from kFirstWarp on; places of rows that it does not have keep what they
+// held, which nothing is made of. Eight threads share a row; each knows one of eight of theirs at a time.
+template <class C, int kFirstWarp>
 __device__ __forceinline__ void copy_q(const AttnParams& p, uint32_t magic, const Work& work, uint32_t q) {
-  constexpr int kRowsAtOnce = (C::kWarpgroup - 32) / 8;
-  const int thread = thread_number() - 32, lane = thread % 8, num_rows = min(work.num_rows - work.first_row, C::kRows);
+  constexpr int kRowsAtOnce = (C::kWarpgroup - 32 * kFirstWarp) / 8;
+  const int thread = thread_number() - 32 * kFirstWarp, lane = thread % 8, num_rows = min(work.num_rows - work.first_row, C::kRows);
 #pragma unroll 1
   for (int of_warps = 0; of_warps < num_rows; of_warps += 8 * kRowsAtOnce) {
     const int first = of_warps + thread / 8;
@@ -186,14 +188,14 @@ struct TileCopier {
   template <int kDim>
   __device__ __forceinline__ void copy(const char* base, int64_t offset, int num_rows, uint32_t to) const {
     const int thread = thread_number();
-    to += panel_at(C::kTile, thread / 8, thread % 8);
+    to += group_at(kDim / 64, thread / 8, thread % 8);
 #pragma unroll
     for (int i = 0; i < kPasses; ++i) {
       const char* from = base + __shfl_sync(~0u, offset, i, 8) * 2;
       const bool valid = thread / 8 + i * kRowsAtOnce < num_rows;
 #pragma unroll
       for (int panel = 0; panel < kDim / 64; ++panel) {
-        cp_async16_or_zero(to + panel * C::kTile * kPanelRow + i * kRowsAtOnce * kPanelRow, from + panel * kPanelRow, valid);
+        cp_async16_or_zero(to + (i * (kRowsAtOnce / 8) * (kDim / 64) + panel) * kBlock, from + panel * kPanelRow, valid);
       }
     }
   }
@@ -237,7 +239,7 @@ __device__ __forceinline__ void copy_all(const AttnParams& p, Shared<C>& shared,
     // q after the first tile: its place may be in use to the end of an earlier unit.
     barrier_wait(&shared.empty_q[q], unit / C::kQs % 2 ^ 1);
     if (threadIdx.x >= 32) {
-      if (has_tile) copy_q<C>(p, shared.magic, work, shared_address(shared.q[q]));
+      if (has_tile) copy_q<C, 1>(p, shared.magic, work, shared_address(shared.q[q]));
       barrier_arrive_after_copies(&shared.full_q[q]);
     } else {
       if (threadIdx.x == 0) barrier_arrive(&shared.full_q[q]);  // the unit is written
