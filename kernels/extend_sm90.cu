@@ -184,10 +184,10 @@ __device__ __forceinline__ void release(uint64_t* barrier) {
   if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
 }
 
-// Waits for a tile. Copies by threads need a fence, boxes do not.
-__device__ __forceinline__ void wait_tile(uint64_t* barrier, int parity, bool has_maps) {
+// Waits for what products read. Copies by threads need a fence, boxes do not.
+__device__ __forceinline__ void wait_full(uint64_t* barrier, int parity, int32_t has_maps) {
   barrier_wait(barrier, parity);
-  if (!has_maps) publish_to_products();
+  publish_to_products(has_maps == 0);
 }
 
 // Lets tiles go by.
@@ -219,16 +219,20 @@ struct Walk {
 
   __device__ __forceinline__ const Sight& sight_in(const Work& work) const { return work.sights[group]; }
 
+  // Whether the warpgroup's results leave by way of its rows of q: whole boxes, of a unit that is not one of several chunks.
+  __device__ __forceinline__ bool sends_boxes(const Work& work) const {
+    return C::kSendsBoxes && mapped.has_row_maps != 0 && work.at.facts.num_chunks == 1 && work.first_row + group * 64 + 64 <= work.num_rows;
+  }
+
   // Waits for unit `unit`, lets the tiles go by that the warpgroup does not see, and starts the scores of the first that it does
   // (of anything where there is none, so that what is under way is always the same).
   __device__ __forceinline__ void enter(unsigned unit, Scores<C>& s) {
     const unsigned place = unit % C::kQs;
-    barrier_wait(&shared.full_q[place], unit / C::kQs % 2);
-    publish_to_products();
+    wait_full(&shared.full_q[place], unit / C::kQs % 2, mapped.has_row_maps);
     const Work& work = work_of(unit);
     if (work.num_rows != 0) skip_tiles<C>(shared, stage, group, sight_in(work).first_tile);
     const bool sees = work.num_rows != 0 && sight_in(work).first_tile < sight_in(work).last_tile;
-    if (sees) wait_tile(&shared.full_k[stage.at], stage.parity, mapped.has_maps != 0);
+    if (sees) wait_full(&shared.full_k[stage.at], stage.parity, mapped.has_maps);
     if (sees) take_turn(group);
     start_scores<C>(shared_address(shared.q[place] + group * 64 * C::kDq * 2), shared_address(shared.k[stage.at]), s);
     if (sees) pass_turn<C>(group);
@@ -245,7 +249,7 @@ struct Walk {
 
   __device__ __forceinline__ void begin_values(const Weights<C>& weights, Rows<C>& rows) {
     const Ring<C::kStages> of_values = stage.before();
-    wait_tile(&shared.full_v[of_values.at], of_values.parity, mapped.has_maps != 0);
+    wait_full(&shared.full_v[of_values.at], of_values.parity, mapped.has_maps);
     start_values<C>(weights, shared_address(shared.v[of_values.at]), rows);
   }
 
@@ -275,7 +279,7 @@ struct Walk {
           begin_values(weights, rows);
           end_values(rows);
         }
-        wait_tile(&shared.full_k[stage.at], stage.parity, mapped.has_maps != 0);
+        wait_full(&shared.full_k[stage.at], stage.parity, mapped.has_maps);
         take_turn(group);
         start_scores<C>(shared_address(shared.q[unit % C::kQs] + group * 64 * C::kDq * 2), shared_address(shared.k[stage.at]), s);
         if (C::kOverlaps) begin_values(weights, rows);
@@ -290,14 +294,14 @@ struct Walk {
         rescale_outputs<C>(rows, rescale);
         stage.advance();
       }
-      release(empty_q);
+      if (!sends_boxes(work)) release(empty_q);
       begin_values(weights, rows);
       is_pending = true;
       if (num_unseen > 0) {
         end_values(rows);
         is_pending = false;
       }
-    } else {
+    } else if (!sends_boxes(work)) {
       release(empty_q);
     }
     skip_tiles<C>(shared, stage, group, num_unseen);
@@ -369,6 +373,35 @@ __device__ __forceinline__ void write_results(const AttnParams& p, uint32_t magi
   }
 }
 
+// Results of the warpgroup's rows, all of them real, to where its rows of q were; from there a copying warp stores them.
+template <class C>
+__device__ __forceinline__ void send_results(const AttnParams& p, Shared<C>& shared, unsigned unit, int group, float c, Rows<C>& rows) {
+  const Work& work = shared.units[unit % C::kUnits];
+  float scales[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float l = quad_sum(rows.l[half]);
+    const int row = work.first_row + row_of_thread() + half * 8;
+    const int token = token_of(p, shared.magic, row), head = work.at.kv_head * p.group_size + row - token * p.group_size;
+    const RowEnd end = end_row(l, lse_base2(rows.m[half], l, c), sink_of(p, head));
+    scales[half] = end.scale * p.v_scale;
+    if (threadIdx.x % 4 == 0) store_lse(p, work.at.facts.q_begin + token, head, end.lse);
+  }
+  // Lanes say where rows of two neighbouring chunks begin, first 8 rows and last 8 rows of each.
+  const int thread = thread_number() % 128, row = thread / 32 * 16 + thread % 16;
+  const uint32_t to = shared_address(shared.q[unit % C::kQs]) + group * 64 * C::kDq * 2 + row * kPanelRow;
+  meet(kGroupMeet + group, 128);  // all products that read q have ended
+#pragma unroll
+  for (int i = 0; i < C::kDv / 16; ++i) {
+    uint32_t x[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) x[j] = pack2<typename C::Q>(rows.o[8 * i + 2 * j] * scales[j % 2], rows.o[8 * i + 2 * j + 1] * scales[j % 2]);
+    store_matrices(to + i / 4 * 64 * kPanelRow + ((i % 4 * 2 + thread % 32 / 16) ^ thread % 8) * 16, x[0], x[1], x[2], x[3]);
+  }
+  publish_to_products();
+  __syncwarp();
+}
+
 template <class C>
 __device__ __forceinline__ void compute_all(const AttnMappedParams& mapped, Shared<C>& shared) {
   const AttnParams& p = mapped.attn;
@@ -387,7 +420,12 @@ __device__ __forceinline__ void compute_all(const AttnMappedParams& mapped, Shar
     products_wait<C::kEntersEarly ? 1 : 0>();
     hold(rows.o);
     if (is_pending) release(&shared.empty_v[of_values]);
-    if (walk.work_of(unit).at.facts.num_chunks > 1) {
+    if (walk.work_of(unit).first_row + group * 64 >= walk.work_of(unit).num_rows) {
+      // The warpgroup has no rows.
+    } else if (walk.sends_boxes(walk.work_of(unit))) {
+      send_results<C>(p, shared, unit, group, walk.c, rows);
+      release(&shared.empty_q[unit % C::kQs]);
+    } else if (walk.work_of(unit).at.facts.num_chunks > 1) {
       write_partials<C>(p, walk.work_of(unit), walk.c, rows);
     } else {
       write_results<C>(p, shared.magic, walk.work_of(unit), walk.c, rows);
@@ -403,7 +441,7 @@ __device__ __forceinline__ void compute_all(const AttnMappedParams& mapped, Shar
 template <class C>
 __device__ __forceinline__ void init_barriers(const AttnMappedParams& mapped, Shared<C>& shared) {
   const bool has_maps = mapped.has_maps != 0;
-  const int copying_q = mapped.has_q_map != 0 ? 0 : has_maps ? 32 : C::kWarpgroup - 32;
+  const int copying_q = mapped.has_row_maps != 0 ? 0 : has_maps ? 32 : C::kWarpgroup - 32;
   constexpr int kComputing = C::kGroups * 4;  // warps
   for (int i = 0; i < C::kQs; ++i) barrier_init(&shared.full_q[i], copying_q + 1), barrier_init(&shared.empty_q[i], kComputing);
   for (int i = 0; i < C::kStages; ++i) {
@@ -416,6 +454,11 @@ __device__ __forceinline__ void init_barriers(const AttnMappedParams& mapped, Sh
   }
 }
 
+__device__ __forceinline__ void prefetch_maps(const AttnMappedParams& mapped) {
+  if (mapped.has_maps != 0) prefetch_map(&mapped.k_map), prefetch_map(&mapped.v_map);
+  if (mapped.has_row_maps != 0) prefetch_map(&mapped.q_map), prefetch_map(&mapped.out_map);
+}
+
 template <class C>
 __device__ __forceinline__ void extend(const AttnMappedParams& mapped) {
   extern __shared__ __align__(1024) unsigned char memory[];
@@ -423,7 +466,7 @@ __device__ __forceinline__ void extend(const AttnMappedParams& mapped) {
   const AttnParams& p = mapped.attn;
   check_shape<kKernelExtend, C::kDq, C::kDv>(p);
   if (threadIdx.x == 0) init_barriers<C>(mapped, shared);
-  if (threadIdx.x == 32 && mapped.has_maps != 0) prefetch_map(&mapped.k_map), prefetch_map(&mapped.v_map), prefetch_map(&mapped.q_map);
+  if (threadIdx.x == 32) prefetch_maps(mapped);
   wait_for_previous();
   int claimed = static_cast<int>(blockIdx.x);
   if (threadIdx.x < 32) {

@@ -157,36 +157,75 @@ __device__ __forceinline__ void copy_cache(const AttnMappedParams& mapped, Share
   }
 }
 
-// Starts copying the rows of a pass by boxes, one for each computing warpgroup that has rows. Surplus rows are those of other tokens.
+// Rows of a pass in a place of q, as boxes of 64.
+struct RowBoxes {
+  int head, token;  // where this lane's box begins
+  int num;          // of q to copy
+  int num_results;  // of results to store
+};
+
 template <class C>
-__device__ __forceinline__ void copy_q_boxes(const AttnMappedParams& mapped, uint32_t magic, const Work& work, uint32_t q, uint64_t* full) {
-  const AttnParams& p = mapped.attn;
-  const int lane = threadIdx.x % 32, num_boxes = (min(work.num_rows - work.first_row, C::kRows) + 63) / 64;
-  if (lane == 0) barrier_arrive_expecting(full, num_boxes * 64 * C::kDq * 2);
-  __syncwarp();
-  if (lane < num_boxes) {
-    const int token = work.at.facts.q_begin + token_of(p, magic, work.first_row + lane * 64);
-    copy_box(q + lane * 64 * C::kDq * 2, &mapped.q_map, 0, work.at.kv_head * p.group_size, token, 0, full);
+__device__ __forceinline__ RowBoxes row_boxes(const AttnParams& p, uint32_t magic, const Work& work) {
+  const int num_rows = min(work.num_rows - work.first_row, C::kRows);
+  const int token = work.at.facts.q_begin + token_of(p, magic, work.first_row + static_cast<int>(threadIdx.x % 32) * 64);
+  return {work.at.kv_head * p.group_size, token, work.begin < work.end ? (num_rows + 63) / 64 : 0,
+          C::kSendsBoxes && work.at.facts.num_chunks == 1 ? num_rows / 64 : 0};
+}
+
+// Stores the results that computing warpgroups have left in a place of q.
+template <class C>
+__device__ __forceinline__ void store_results(const AttnMappedParams& mapped, const RowBoxes& boxes, uint32_t place) {
+  const int lane = threadIdx.x % 32;
+  if (lane < boxes.num_results) store_box(&mapped.out_map, 0, boxes.head, boxes.token, 0, place + lane * 64 * C::kDq * 2);
+}
+
+// The fourth warp, by boxes: rows of q to their places, and results from there. Surplus rows are those of other tokens.
+template <class C>
+__device__ __forceinline__ void move_rows(const AttnMappedParams& mapped, Shared<C>& shared) {
+  const int lane = threadIdx.x % 32;
+  RowBoxes before[C::kQs] = {};  // of units whose results are to be stored, the last one first
+  for (unsigned unit = 0;; ++unit) {
+    const Work& work = wait_made<C>(shared, unit);
+    const unsigned place = unit % C::kQs;
+    const uint32_t at = shared_address(shared.q[place]);
+    uint64_t* full = &shared.full_q[place];
+    barrier_wait(&shared.empty_q[place], unit / C::kQs % 2 ^ 1);
+    if (C::kSendsBoxes) {
+      store_results<C>(mapped, before[C::kQs - 1], at);
+      wait_stores_read();
+      __syncwarp();
+    }
+    if (work.num_rows == 0) {
+      if (lane == 0) barrier_arrive(full);  // says too that the unit is written
+      if (C::kSendsBoxes && unit > 0) {
+        const unsigned last = (unit - 1) % C::kQs;
+        barrier_wait(&shared.empty_q[last], (unit - 1) / C::kQs % 2);
+        store_results<C>(mapped, before[0], shared_address(shared.q[last]));
+      }
+      wait_stores();
+      return;
+    }
+    const RowBoxes boxes = row_boxes<C>(mapped.attn, shared.magic, work);
+    if (lane == 0) barrier_arrive_expecting(full, boxes.num * 64 * C::kDq * 2);
+    __syncwarp();
+    if (lane < boxes.num) copy_box(at + lane * 64 * C::kDq * 2, &mapped.q_map, 0, boxes.head, boxes.token, 0, full);
+    leave_unit<C>(shared, unit);
+    if (C::kQs == 2) before[1] = before[0];
+    before[0] = boxes;
   }
 }
 
-// The fourth warp.
+// The fourth warp, by cp.async.
 template <class C>
-__device__ __forceinline__ void copy_queries(const AttnMappedParams& mapped, Shared<C>& shared) {
-  const AttnParams& p = mapped.attn;
+__device__ __forceinline__ void copy_rows_of_q(const AttnParams& p, Shared<C>& shared) {
   for (unsigned unit = 0;; ++unit) {
     const Work& work = wait_made<C>(shared, unit);
     const unsigned place = unit % C::kQs;
     barrier_wait(&shared.empty_q[place], unit / C::kQs % 2 ^ 1);
-    const bool is_last = work.num_rows == 0, has_tile = !is_last && work.begin < work.end;
-    // The unit is written: an arrival of the first lane says so.
-    if (mapped.has_q_map != 0 && has_tile) {
-      copy_q_boxes<C>(mapped, shared.magic, work, shared_address(shared.q[place]), &shared.full_q[place]);
-    } else {
-      if (has_tile) copy_q<C, 3>(p, shared.magic, work, shared_address(shared.q[place]));
-      if (mapped.has_q_map == 0) barrier_arrive_after_copies(&shared.full_q[place]);
-      if (threadIdx.x % 32 == 0) barrier_arrive(&shared.full_q[place]);
-    }
+    const bool is_last = work.num_rows == 0;
+    if (!is_last && work.begin < work.end) copy_q<C, 3>(p, shared.magic, work, shared_address(shared.q[place]));
+    barrier_arrive_after_copies(&shared.full_q[place]);
+    if (threadIdx.x % 32 == 0) barrier_arrive(&shared.full_q[place]);  // the unit is written
     if (is_last) return;
     leave_unit<C>(shared, unit);
   }
@@ -201,8 +240,10 @@ __device__ __forceinline__ void copy_boxes(const AttnMappedParams& mapped, Share
     copy_cache<C, false>(mapped, shared);
   } else if (warp == 2) {
     copy_cache<C, true>(mapped, shared);
+  } else if (mapped.has_row_maps != 0) {
+    move_rows<C>(mapped, shared);
   } else {
-    copy_queries<C>(mapped, shared);
+    copy_rows_of_q<C>(mapped.attn, shared);
   }
 }
 

@@ -41,6 +41,7 @@ struct Config {
   static constexpr bool kOverlaps = !kGeneral;  // general: shaping scores needs the registers of the weights
   static constexpr int kTile = kDq == 64 ? (kGeneral ? 80 : 112) : kDq == 192 ? 128 : kDq == 128 && kGeneral ? 64 : 80;
   static constexpr int kQs = kDq <= 128 ? 2 : 1;
+  static constexpr bool kSendsBoxes = kQs > 1;  // results go by way of q's place, if there are maps; with one place, the next q waited
   static constexpr int kStages = kDq == 64 ? 4 : kDq == 128 ? 3 : 2;
   // Registers of a copying and of a computing thread: their sum over the block is at most what it was launched with.
   static constexpr int kCopyRegisters = 56, kComputeRegisters = kGroups == 2 ? 224 : 152;
@@ -79,7 +80,7 @@ __device__ __forceinline__ void meet(int barrier, int threads) { asm volatile("b
 // Lets threads that meet go on without waiting for them.
 __device__ __forceinline__ void announce(int barrier, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory"); }
 
-static constexpr int kCopyingMeet = 1, kTurn = 2;  // a turn for each computing warpgroup
+static constexpr int kCopyingMeet = 1, kTurn = 2, kGroupMeet = kTurn + kMaxGroups;  // the last two for each computing warpgroup
 
 // The thread's number, made anew, so that what follows from it is not kept in registers across loops.
 __device__ __forceinline__ int thread_number() {

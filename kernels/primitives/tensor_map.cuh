@@ -21,3 +21,18 @@ __device__ __forceinline__ void copy_box(uint32_t shared, const TensorMap* map, 
                "l"(map), "r"(at0), "r"(at1), "r"(at2), "r"(at3), "r"(at4), "r"(shared_address(barrier))
                : "memory");
 }
+
+// Starts copying a box from shared memory, which other proxies' writes must have been published to (wgmma.cuh).
+__device__ __forceinline__ void store_box(const TensorMap* map, int at0, int at1, int at2, int at3, uint32_t shared) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::"l"(map), "r"(at0), "r"(at1), "r"(at2),
+               "r"(at3), "r"(shared)
+               : "memory");
+}
+
+// Waits until this thread's stores have read shared memory, and until they are done.
+__device__ __forceinline__ void wait_stores_read() {
+  asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+__device__ __forceinline__ void wait_stores() {
+  asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group 0;" ::: "memory");
+}
