@@ -185,9 +185,9 @@ __device__ __forceinline__ void release(uint64_t* barrier) {
 }
 
 // Waits for what products read. Copies by threads need a fence, boxes do not.
-__device__ __forceinline__ void wait_full(uint64_t* barrier, int parity, int32_t has_maps) {
+__device__ __forceinline__ void wait_full(uint64_t* barrier, int parity, bool is_of_boxes) {
   barrier_wait(barrier, parity);
-  publish_to_products(has_maps == 0);
+  if (!is_of_boxes) publish_to_products();
 }
 
 // Lets tiles go by.
@@ -205,8 +205,8 @@ __device__ __forceinline__ void skip_tiles(Shared<C>& shared, Ring<C::kStages>& 
   }
 }
 
-// A computing warpgroup on its way through the units of the block.
-template <class C>
+// A computing warpgroup on its way through the units of the block. kMapped: tiles of KV come by boxes.
+template <class C, bool kMapped>
 struct Walk {
   const AttnMappedParams& mapped;
   const AttnParams& p;
@@ -221,18 +221,18 @@ struct Walk {
 
   // Whether the warpgroup's results leave by way of its rows of q: whole boxes, of a unit that is not one of several chunks.
   __device__ __forceinline__ bool sends_boxes(const Work& work) const {
-    return C::kSendsBoxes && mapped.has_row_maps != 0 && work.at.facts.num_chunks == 1 && work.first_row + group * 64 + 64 <= work.num_rows;
+    return kMapped && C::kSendsBoxes && mapped.has_row_maps != 0 && work.at.facts.num_chunks == 1 && work.first_row + group * 64 + 64 <= work.num_rows;
   }
 
   // Waits for unit `unit`, lets the tiles go by that the warpgroup does not see, and starts the scores of the first that it does
   // (of anything where there is none, so that what is under way is always the same).
   __device__ __forceinline__ void enter(unsigned unit, Scores<C>& s) {
     const unsigned place = unit % C::kQs;
-    wait_full(&shared.full_q[place], unit / C::kQs % 2, mapped.has_row_maps);
+    wait_full(&shared.full_q[place], unit / C::kQs % 2, kMapped && mapped.has_row_maps != 0);
     const Work& work = work_of(unit);
     if (work.num_rows != 0) skip_tiles<C>(shared, stage, group, sight_in(work).first_tile);
     const bool sees = work.num_rows != 0 && sight_in(work).first_tile < sight_in(work).last_tile;
-    if (sees) wait_full(&shared.full_k[stage.at], stage.parity, mapped.has_maps);
+    if (sees) wait_full(&shared.full_k[stage.at], stage.parity, kMapped);
     if (sees) take_turn(group);
     start_scores<C>(shared_address(shared.q[place] + group * 64 * C::kDq * 2), shared_address(shared.k[stage.at]), s);
     if (sees) pass_turn<C>(group);
@@ -249,7 +249,7 @@ struct Walk {
 
   __device__ __forceinline__ void begin_values(const Weights<C>& weights, Rows<C>& rows) {
     const Ring<C::kStages> of_values = stage.before();
-    wait_full(&shared.full_v[of_values.at], of_values.parity, mapped.has_maps);
+    wait_full(&shared.full_v[of_values.at], of_values.parity, kMapped);
     start_values<C>(weights, shared_address(shared.v[of_values.at]), rows);
   }
 
@@ -279,7 +279,7 @@ struct Walk {
           begin_values(weights, rows);
           end_values(rows);
         }
-        wait_full(&shared.full_k[stage.at], stage.parity, mapped.has_maps);
+        wait_full(&shared.full_k[stage.at], stage.parity, kMapped);
         take_turn(group);
         start_scores<C>(shared_address(shared.q[unit % C::kQs] + group * 64 * C::kDq * 2), shared_address(shared.k[stage.at]), s);
         if (C::kOverlaps) begin_values(weights, rows);
@@ -402,12 +402,12 @@ __device__ __forceinline__ void send_results(const AttnParams& p, Shared<C>& sha
   __syncwarp();
 }
 
-template <class C>
+template <class C, bool kMapped>
 __device__ __forceinline__ void compute_all(const AttnMappedParams& mapped, Shared<C>& shared) {
   const AttnParams& p = mapped.attn;
   const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0) - 1;  // known to be the same for a warp
   // General: scores are shaped, in base 2, before the softmax.
-  Walk<C> walk = {mapped, p, shared, {}, C::kGeneral ? 1.0f : p.sm_scale * p.k_scale * kLog2e, group};
+  Walk<C, kMapped> walk = {mapped, p, shared, {}, C::kGeneral ? 1.0f : p.sm_scale * p.k_scale * kLog2e, group};
   if (group == C::kGroups - 1) pass_turn<C>(group);  // the first turn is the first warpgroup's
   Scores<C> s;
   walk.enter(0, s);
@@ -489,7 +489,11 @@ __device__ __forceinline__ void extend(const AttnMappedParams& mapped) {
     if (p.claim != 0 && threadIdx.x == 0) leave_claims(p);
   } else {
     take_registers<C::kComputeRegisters>();
-    compute_all<C>(mapped, shared);
+    if (mapped.has_maps != 0) {
+      compute_all<C, true>(mapped, shared);
+    } else {
+      compute_all<C, false>(mapped, shared);
+    }
   }
 }
 

@@ -189,6 +189,8 @@ __device__ __forceinline__ void move_rows(const AttnMappedParams& mapped, Shared
     const unsigned place = unit % C::kQs;
     const uint32_t at = shared_address(shared.q[place]);
     uint64_t* full = &shared.full_q[place];
+    const RowBoxes boxes = row_boxes<C>(mapped.attn, shared.magic, work);
+    if (lane < boxes.num) fetch_box(&mapped.q_map, 0, boxes.head, boxes.token, 0);  // the place may be in use for long
     barrier_wait(&shared.empty_q[place], unit / C::kQs % 2 ^ 1);
     if (C::kSendsBoxes) {
       store_results<C>(mapped, before[C::kQs - 1], at);
@@ -197,20 +199,22 @@ __device__ __forceinline__ void move_rows(const AttnMappedParams& mapped, Shared
     }
     if (work.num_rows == 0) {
       if (lane == 0) barrier_arrive(full);  // says too that the unit is written
-      if (C::kSendsBoxes && unit > 0) {
-        const unsigned last = (unit - 1) % C::kQs;
-        barrier_wait(&shared.empty_q[last], (unit - 1) / C::kQs % 2);
-        store_results<C>(mapped, before[0], shared_address(shared.q[last]));
+#pragma unroll
+      for (unsigned i = C::kQs - 1; i > 0; --i) {  // units after those that were let go
+        if (!C::kSendsBoxes || unit < i) continue;
+        const unsigned last = (unit - i) % C::kQs;
+        barrier_wait(&shared.empty_q[last], (unit - i) / C::kQs % 2);
+        store_results<C>(mapped, before[i - 1], shared_address(shared.q[last]));
       }
       wait_stores();
       return;
     }
-    const RowBoxes boxes = row_boxes<C>(mapped.attn, shared.magic, work);
     if (lane == 0) barrier_arrive_expecting(full, boxes.num * 64 * C::kDq * 2);
     __syncwarp();
     if (lane < boxes.num) copy_box(at + lane * 64 * C::kDq * 2, &mapped.q_map, 0, boxes.head, boxes.token, 0, full);
     leave_unit<C>(shared, unit);
-    if (C::kQs == 2) before[1] = before[0];
+#pragma unroll
+    for (int i = C::kQs - 1; i > 0; --i) before[i] = before[i - 1];
     before[0] = boxes;
   }
 }

@@ -22,6 +22,11 @@ __device__ __forceinline__ void copy_box(uint32_t shared, const TensorMap* map, 
                : "memory");
 }
 
+// Starts copying a box to the L2 cache.
+__device__ __forceinline__ void fetch_box(const TensorMap* map, int at0, int at1, int at2, int at3) {
+  asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(map), "r"(at0), "r"(at1), "r"(at2), "r"(at3) : "memory");
+}
+
 // Starts copying a box from shared memory, which other proxies' writes must have been published to (wgmma.cuh).
 __device__ __forceinline__ void store_box(const TensorMap* map, int at0, int at1, int at2, int at3, uint32_t shared) {
   asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::"l"(map), "r"(at0), "r"(at1), "r"(at2),

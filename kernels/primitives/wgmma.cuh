@@ -45,11 +45,6 @@ __device__ __forceinline__ void products_wait() {
 // What this thread knows to be written to shared memory (by copies too) is seen by the products that it starts from here on.
 __device__ __forceinline__ void publish_to_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// As publish_to_products, where `needed`; without a branch.
-__device__ __forceinline__ void publish_to_products(int needed) {
-  asm volatile("{.reg .pred p; setp.ne.s32 p, %0, 0;\n@p fence.proxy.async.shared::cta;}" ::"r"(needed) : "memory");
-}
-
 // Writes four 8 x 8 matrices of 16-bit elements as accumulators have them, packed; each lane says where a row of 16 bytes begins:
 // lanes 0 to 7 those of the first matrix, and so on.
 __device__ __forceinline__ void store_matrices(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
