@@ -139,13 +139,13 @@ struct TensorMap {
 //   A box is 16 tokens of a page and head. Tiles of KV that do not begin at a multiple of 16 do not come by the maps.
 struct AttnMappedParams {
   AttnParams attn;
-  int32_t has_maps;     // 1: of k and v; page_size is a multiple of 16
-  int32_t has_row_maps; // 1: besides, of q and out; group_size divides 64
-  int32_t k_page_step;  // a cache's last coordinate is page x page step + KV head x head step
+  int32_t has_maps;      // 1: of k and v; page_size is a multiple of 16
+  int32_t has_row_maps;  // 1: besides, of q and out; group_size divides 64
+  int32_t k_page_step;   // a cache's last coordinate is page x page step + KV head x head step
   int32_t k_head_step;
   int32_t v_page_step;
   int32_t v_head_step;
-  int32_t padding[2];   // 0
+  int32_t reserved[2];   // 0
   TensorMap k_map;
   TensorMap v_map;
   TensorMap q_map;

@@ -77,10 +77,7 @@ impl LayerCall<'_> {
             let entry = pair.expect("a part for decoding has its kernel").of(self.step.has_mask);
             let claim = if self.step.is_claimed(self.group, part) { self.claims.address() } else { 0 };
             let params = AttnParams { step: part.step, tiles: part.tiles, ranges: part.ranges, claim, ..params };
-            let kernel = self.kernels.attention(self.device, entry, self.check != 0)?;
-            let shape = self.shape(&kernel, entry, part.grid);
-            // SAFETY: see the module.
-            unsafe { kernel.launch(&shape, &params) }?;
+            self.launch_part(entry, part.grid, &params)?;
         }
         if tables.merge_grid == 0 {
             return Ok(());
@@ -93,6 +90,19 @@ impl LayerCall<'_> {
         let shape = self.shape(&kernel, entry, tables.merge_grid.min(resident));
         // SAFETY: see the module.
         unsafe { kernel.launch(&shape, &params) }
+    }
+
+    fn launch_part(&self, entry: &Entry, grid: u32, params: &AttnParams) -> Result<(), DeviceError> {
+        if entry.takes_maps() {
+            let kernel = self.kernels.mapped(self.device, entry, self.check != 0)?;
+            let params = self.kernels.maps.add(self.device, params);
+            // SAFETY: see the module; maps describe the memory that the parameters name.
+            unsafe { kernel.launch(&self.shape(&kernel, entry, grid), &params) }
+        } else {
+            let kernel = self.kernels.attention(self.device, entry, self.check != 0)?;
+            // SAFETY: see the module.
+            unsafe { kernel.launch(&self.shape(&kernel, entry, grid), params) }
+        }
     }
 
     fn streaming_blocks(&self) -> u32 {
