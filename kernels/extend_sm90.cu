@@ -28,8 +28,8 @@ namespace {
 
 // Row of the pass that this thread has: the first of two, the other is 8 below.
 __device__ __forceinline__ int row_of_thread() {
-  const int thread = thread_number();
-  return (thread / 128 - 1) * 64 + thread % 128 / 32 * 16 + thread % 32 / 4;
+  const unsigned thread = thread_number();
+  return static_cast<int>(thread / 32 * 16 + thread % 32 / 4) - 64;
 }
 
 // A thread's share of the warpgroup's 64 rows: halves of two rows.
@@ -48,24 +48,23 @@ using Weights = uint32_t[C::kTile / 16][4];
 template <class C>
 __device__ __forceinline__ void start_scores(uint32_t q, uint32_t k, Scores<C>& s) {
   q = __shfl_sync(~0u, q, 0);  // in a uniform register; operands are made of it anew for every tile
+  const Operand rows(q, kBlock, 16), keys(k, C::kKGroup, 16);
   hold(s);
   products_begin();
 #pragma unroll
   for (int i = 0; i < C::kDq / 16; ++i) {
-    scores_product<typename C::Q>(s, operand(q + i / 4 * 64 * kPanelRow + i % 4 * 32, kBlock, 16),
-                                  operand(k + i / 4 * kBlock + i % 4 * 32, C::kKGroup, 16), i > 0);
+    scores_product<typename C::Q>(s, rows.at(i / 4 * 64 * kPanelRow + i % 4 * 32), keys.at(i / 4 * kBlock + i % 4 * 32), i > 0);
   }
   products_commit();
 }
 
 template <class C>
 __device__ __forceinline__ void start_values(const Weights<C>& weights, uint32_t v, Rows<C>& rows) {
+  const Operand values(v, C::kVGroup, kBlock);
   hold(rows.o);
   products_begin();
 #pragma unroll
-  for (int i = 0; i < C::kTile / 16; ++i) {
-    values_product<typename C::Q>(rows.o, weights[i], operand(v + i * 2 * C::kVGroup, C::kVGroup, kBlock));
-  }
+  for (int i = 0; i < C::kTile / 16; ++i) values_product<typename C::Q>(rows.o, weights[i], values.at(i * 2 * C::kVGroup));
   products_commit();
 }
 
@@ -83,27 +82,29 @@ __device__ __forceinline__ RowSight sight_of_row(const AttnParams& p, uint32_t m
   return {token, row - token * p.group_size, q_pos, keys};
 }
 
-// -inf for keys that a row does not see, on one side of those that it does; `first` is the thread's first key of the tile.
+// -inf for keys that rows do not see, on one side of those that they do.
 template <class C, bool kAbove>
-__device__ __forceinline__ void mask_side(int half, int bound, int first, Scores<C>& s) {
+__device__ __forceinline__ void mask_side(const AttnParams& p, uint32_t magic, const Work& work, int tile_begin, Scores<C>& s) {
+  int bounds[2];  // from the thread's first key of the tile on
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const KeyRange keys = sight_of_row(p, magic, work, half).keys;
+    bounds[half] = (kAbove ? keys.last : keys.first) - (tile_begin + static_cast<int>(threadIdx.x % 4) * 2);
+  }
 #pragma unroll
   for (int n = 0; n < C::kTile / 8; ++n) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      if (kAbove ? n * 8 + i > bound - first : n * 8 + i < bound - first) s[4 * n + 2 * half + i] = -kInf;
+    for (int i = 0; i < 4; ++i) {
+      const int key = n * 8 + i % 2;
+      if (kAbove ? key > bounds[i / 2] : key < bounds[i / 2]) s[4 * n + i] = -kInf;
     }
   }
 }
 
 template <class C>
 __device__ __forceinline__ void mask_scores(const AttnParams& p, uint32_t magic, const Work& work, const Sight& sight, int tile_begin, Scores<C>& s) {
-  const int first = tile_begin + threadIdx.x % 4 * 2;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const KeyRange keys = sight_of_row(p, magic, work, half).keys;
-    if (tile_begin + C::kTile > sight.unmasked_end) mask_side<C, true>(half, keys.last, first, s);
-    if (tile_begin < sight.unmasked_begin) mask_side<C, false>(half, keys.first, first, s);
-  }
+  if (tile_begin + C::kTile > sight.unmasked_end) mask_side<C, true>(p, magic, work, tile_begin, s);
+  if (tile_begin < sight.unmasked_begin) mask_side<C, false>(p, magic, work, tile_begin, s);
 }
 
 // Softcap, ALiBi, then -inf for keys that a row does not see.
@@ -219,10 +220,8 @@ struct Walk {
 
   __device__ __forceinline__ const Sight& sight_in(const Work& work) const { return work.sights[group]; }
 
-  // Whether the warpgroup's results leave by way of its rows of q: whole boxes, of a unit that is not one of several chunks.
-  __device__ __forceinline__ bool sends_boxes(const Work& work) const {
-    return kMapped && C::kSendsBoxes && mapped.has_row_maps != 0 && work.at.facts.num_chunks == 1 && work.first_row + group * 64 + 64 <= work.num_rows;
-  }
+  // Whether the warpgroup's results leave by way of its rows of q.
+  __device__ __forceinline__ bool sends_boxes(const Work& work) const { return kMapped && C::kSendsBoxes && group < work.num_sent; }
 
   // Waits for unit `unit`, lets the tiles go by that the warpgroup does not see, and starts the scores of the first that it does
   // (of anything where there is none, so that what is under way is always the same).
@@ -377,18 +376,18 @@ __device__ __forceinline__ void write_results(const AttnParams& p, uint32_t magi
 template <class C>
 __device__ __forceinline__ void send_results(const AttnParams& p, Shared<C>& shared, unsigned unit, int group, float c, Rows<C>& rows) {
   const Work& work = shared.units[unit % C::kUnits];
-  float scales[2];
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const float l = quad_sum(rows.l[half]);
-    const int row = work.first_row + row_of_thread() + half * 8;
-    const int token = token_of(p, shared.magic, row), head = work.at.kv_head * p.group_size + row - token * p.group_size;
-    const RowEnd end = end_row(l, lse_base2(rows.m[half], l, c), sink_of(p, head));
-    scales[half] = end.scale * p.v_scale;
-    if (threadIdx.x % 4 == 0) store_lse(p, work.at.facts.q_begin + token, head, end.lse);
-  }
+  const unsigned thread = thread_number() % 128;
+  // Two lanes of four find the end of each of their two rows.
+  const bool is_second = thread & 2;
+  const float sums[2] = {quad_sum(rows.l[0]), quad_sum(rows.l[1])};
+  const float l = is_second ? sums[1] : sums[0], m = is_second ? rows.m[1] : rows.m[0];
+  const int of_unit = work.first_row + row_of_thread() + (is_second ? 8 : 0);
+  const int token = token_of(p, shared.magic, of_unit), head = work.at.kv_head * p.group_size + of_unit - token * p.group_size;
+  const RowEnd end = end_row(l, lse_base2(m, l, c), sink_of(p, head));
+  const float scale = end.scale * p.v_scale;
+  const float scales[2] = {__shfl_sync(~0u, scale, 0, 4), __shfl_sync(~0u, scale, 2, 4)};
   // Lanes say where rows of two neighbouring chunks begin, first 8 rows and last 8 rows of each.
-  const int thread = thread_number() % 128, row = thread / 32 * 16 + thread % 16;
+  const unsigned row = thread / 32 * 16 + thread % 16;
   const uint32_t to = shared_address(shared.q[unit % C::kQs]) + group * 64 * C::kDq * 2 + row * kPanelRow;
   meet(kGroupMeet + group, 128);  // all products that read q have ended
 #pragma unroll
@@ -400,6 +399,8 @@ __device__ __forceinline__ void send_results(const AttnParams& p, Shared<C>& sha
   }
   publish_to_products();
   __syncwarp();
+  release(&shared.empty_q[unit % C::kQs]);
+  if (thread % 2 == 0) store_lse(p, work.at.facts.q_begin + token, head, end.lse);  // last: the fence would wait for it
 }
 
 template <class C, bool kMapped>
@@ -424,7 +425,6 @@ __device__ __forceinline__ void compute_all(const AttnMappedParams& mapped, Shar
       // The warpgroup has no rows.
     } else if (walk.sends_boxes(walk.work_of(unit))) {
       send_results<C>(p, shared, unit, group, walk.c, rows);
-      release(&shared.empty_q[unit % C::kQs]);
     } else if (walk.work_of(unit).at.facts.num_chunks > 1) {
       write_partials<C>(p, walk.work_of(unit), walk.c, rows);
     } else {
@@ -474,7 +474,7 @@ __device__ __forceinline__ void extend(const AttnMappedParams& mapped) {
     if (threadIdx.x == 0) shared.magic = group_magic(p);
     if (threadIdx.x == 0) none.at.init(p, static_cast<int>(blockIdx.x)), none.begin = none.end = none.num_rows = none.first_row = 0;
     __syncwarp();
-    make_next<C>(p, group_magic(p), none, shared.units[0], claimed);
+    make_next<C>(p, group_magic(p), C::kSendsBoxes && mapped.has_row_maps != 0, none, shared.units[0], claimed);
   }
   zero_padding_rows<typename C::Q, C::kDv>(p);
   __syncthreads();

@@ -28,12 +28,12 @@ __device__ __forceinline__ void leave_unit(Shared<C>& shared, unsigned unit) {
 
 // The first warp: makes units; the first one is made.
 template <class C>
-__device__ __forceinline__ void make_all(const AttnParams& p, Shared<C>& shared, int claimed) {
+__device__ __forceinline__ void make_all(const AttnMappedParams& mapped, Shared<C>& shared, int claimed) {
   for (unsigned unit = 0;; ++unit) {
     Work& work = shared.units[unit % C::kUnits];
     if (unit >= C::kUnits) barrier_wait(&shared.done[unit % C::kUnits], unit / C::kUnits % 2 ^ 1);
     if (unit > kMadeAhead) barrier_wait(&shared.begun[(unit - kMadeAhead) % C::kUnits], (unit - kMadeAhead) / C::kUnits % 2);
-    if (unit > 0) make_next<C>(p, shared.magic, shared.units[(unit - 1) % C::kUnits], work, claimed);
+    if (unit > 0) make_next<C>(mapped.attn, shared.magic, C::kSendsBoxes && mapped.has_row_maps != 0, shared.units[(unit - 1) % C::kUnits], work, claimed);
     __syncwarp();
     if (threadIdx.x == 0) barrier_arrive(&shared.made[unit % C::kUnits]);
     if (work.num_rows == 0) return;
@@ -168,8 +168,7 @@ template <class C>
 __device__ __forceinline__ RowBoxes row_boxes(const AttnParams& p, uint32_t magic, const Work& work) {
   const int num_rows = min(work.num_rows - work.first_row, C::kRows);
   const int token = work.at.facts.q_begin + token_of(p, magic, work.first_row + static_cast<int>(threadIdx.x % 32) * 64);
-  return {work.at.kv_head * p.group_size, token, work.begin < work.end ? (num_rows + 63) / 64 : 0,
-          C::kSendsBoxes && work.at.facts.num_chunks == 1 ? num_rows / 64 : 0};
+  return {work.at.kv_head * p.group_size, token, work.begin < work.end ? (num_rows + 63) / 64 : 0, work.num_sent};
 }
 
 // Stores the results that computing warpgroups have left in a place of q.
@@ -239,7 +238,7 @@ template <class C>
 __device__ __forceinline__ void copy_boxes(const AttnMappedParams& mapped, Shared<C>& shared, int claimed) {
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
   if (warp == 0) {
-    make_all<C>(mapped.attn, shared, claimed);
+    make_all<C>(mapped, shared, claimed);
   } else if (warp == 1) {
     copy_cache<C, false>(mapped, shared);
   } else if (warp == 2) {

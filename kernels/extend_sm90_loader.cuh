@@ -28,6 +28,7 @@ struct Work {
   Sight sights[kMaxGroups];
   int begin, end;  // KV positions
   int num_rows;    // of the whole unit; 0: there is no more work
+  int num_sent;    // computing warpgroups whose results leave by way of q's place: whole boxes, not of one of several chunks
   int first_row;   // of the pass
 };
 
@@ -83,8 +84,8 @@ __device__ __forceinline__ void announce(int barrier, int threads) { asm volatil
 static constexpr int kCopyingMeet = 1, kTurn = 2, kGroupMeet = kTurn + kMaxGroups;  // the last two for each computing warpgroup
 
 // The thread's number, made anew, so that what follows from it is not kept in registers across loops.
-__device__ __forceinline__ int thread_number() {
-  int x = static_cast<int>(threadIdx.x);
+__device__ __forceinline__ unsigned thread_number() {
+  unsigned x = threadIdx.x;
   asm volatile("" : "+r"(x));
   return x;
 }
@@ -93,8 +94,9 @@ __device__ __forceinline__ int thread_number() {
 __device__ __forceinline__ uint32_t group_magic(const AttnParams& p) { return p.group_size < 1 << 15 ? 0xffffffffu / p.group_size + 1 : 0; }
 
 __device__ __forceinline__ int token_of(const AttnParams& p, uint32_t magic, int row) {
-  if (p.group_size == 1) return row;
-  return magic != 0 ? static_cast<int>(__umulhi(row, magic)) : row / p.group_size;
+  int token = static_cast<int>(__umulhi(row, magic));
+  if (magic == 0) token = p.group_size == 1 ? row : row / p.group_size;
+  return token;
 }
 
 // What warpgroup `group` sees of a pass.
@@ -112,7 +114,7 @@ __device__ __forceinline__ Sight sight_of(const AttnParams& p, uint32_t magic, c
 
 // Makes the unit (or pass) after `from`, by one warp. `claimed`: the unit that the first lane has claimed.
 template <class C>
-__device__ __forceinline__ void make_next(const AttnParams& p, uint32_t magic, const Work& from, Work& to, int& claimed) {
+__device__ __forceinline__ void make_next(const AttnParams& p, uint32_t magic, bool sends_boxes, const Work& from, Work& to, int& claimed) {
   for (int i = threadIdx.x; i < static_cast<int>(sizeof(Work) / 4); i += 32) reinterpret_cast<int*>(&to)[i] = reinterpret_cast<const int*>(&from)[i];
   __syncwarp();
   if (threadIdx.x == 0) {
@@ -129,6 +131,7 @@ __device__ __forceinline__ void make_next(const AttnParams& p, uint32_t magic, c
     }
   }
   __syncwarp();
+  if (threadIdx.x == 0) to.num_sent = sends_boxes && to.num_rows != 0 && to.at.facts.num_chunks == 1 ? min(to.num_rows - to.first_row, C::kRows) / 64 : 0;
   if (threadIdx.x < C::kGroups) to.sights[threadIdx.x] = sight_of<C>(p, magic, to, threadIdx.x);
 }
 
@@ -137,7 +140,7 @@ __device__ __forceinline__ void make_next(const AttnParams& p, uint32_t magic, c
 template <class C, int kFirstWarp>
 __device__ __forceinline__ void copy_q(const AttnParams& p, uint32_t magic, const Work& work, uint32_t q) {
   constexpr int kRowsAtOnce = (C::kWarpgroup - 32 * kFirstWarp) / 8;
-  const int thread = thread_number() - 32 * kFirstWarp, lane = thread % 8, num_rows = min(work.num_rows - work.first_row, C::kRows);
+  const int thread = static_cast<int>(thread_number()) - 32 * kFirstWarp, lane = thread % 8, num_rows = min(work.num_rows - work.first_row, C::kRows);
 #pragma unroll 1
   for (int of_warps = 0; of_warps < num_rows; of_warps += 8 * kRowsAtOnce) {
     const int first = of_warps + thread / 8;
@@ -167,8 +170,8 @@ struct TileCopier {
   int page;  // of this lane's row in the tile to come
 
   static __device__ __forceinline__ int row() {
-    const int thread = thread_number();
-    return thread / 8 + thread % 8 * kRowsAtOnce;
+    const unsigned thread = thread_number();
+    return static_cast<int>(thread / 8 + thread % 8 * kRowsAtOnce);
   }
 
   // Starts loading the page id of this lane's row in the tile at `pos`.
@@ -188,7 +191,7 @@ struct TileCopier {
   // Copies the tile's rows of one cache: kDim elements each, from `base` on, `offset` elements further for this lane's row.
   template <int kDim>
   __device__ __forceinline__ void copy(const char* base, int64_t offset, int num_rows, uint32_t to) const {
-    const int thread = thread_number();
+    const int thread = static_cast<int>(thread_number());
     to += group_at(kDim / 64, thread / 8, thread % 8);
 #pragma unroll
     for (int i = 0; i < kPasses; ++i) {
@@ -244,7 +247,7 @@ __device__ __forceinline__ void copy_all(const AttnParams& p, Shared<C>& shared,
       barrier_arrive_after_copies(&shared.full_q[q]);
     } else {
       if (threadIdx.x == 0) barrier_arrive(&shared.full_q[q]);  // the unit is written
-      if (!is_last) make_next<C>(p, shared.magic, work, next, claimed);
+      if (!is_last) make_next<C>(p, shared.magic, false, work, next, claimed);
     }
     if (is_last) break;
     int pos = work.begin + C::kTile;

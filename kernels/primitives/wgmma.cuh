@@ -21,11 +21,16 @@ __device__ __forceinline__ int group_at(int panels, int row, int chunk) {
   return (row / 8 * panels + chunk / 8) * kBlock + row % 8 * kPanelRow + ((chunk ^ row) % 8) * 16;
 }
 
-// Where an operand is: the address in units of 16 bytes, the distance from a block to the one below it, the distance to the one beside
-// it (which only a transposed operand uses), and the swizzle of 128 bytes.
-__device__ __forceinline__ uint64_t operand(uint32_t address, int below, int beside) {
-  return static_cast<uint64_t>((address & 0x3ffff) >> 4) | static_cast<uint64_t>(beside >> 4) << 16 | static_cast<uint64_t>(below >> 4) << 32 | 1ull << 62;
-}
+// Where an operand is, as products take it: the address in units of 16 bytes, the distance to the block beside the first one (which
+// only a transposed operand uses), the distance to the one below it, and the swizzle of 128 bytes.
+struct Operand {
+  uint32_t low, high;
+
+  __device__ __forceinline__ Operand(uint32_t address, int below, int beside) : low(address >> 4 | beside >> 4 << 16), high(below >> 4 | 1 << 30) {}
+
+  // The operand `bytes` further on. One addition: the parts do not overflow into one another.
+  __device__ __forceinline__ uint64_t at(int bytes) const { return static_cast<uint64_t>(high) << 32 | (low + (bytes >> 4)); }
+};
 
 template <int kCount>
 __device__ __forceinline__ void hold(float (&d)[kCount]) {
