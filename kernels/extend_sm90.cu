@@ -3,21 +3,28 @@
 //   unit = (tile of query tokens, KV head, chunk of KV);  row = token x group + head, so a group shares its KV loads
 //
 // Grid: any; blocks are persistent and claim units, or take ranges of them by stride. One block an SM: one warpgroup copies,
-// kGroups others compute 64 rows each over tiles of kTile tokens. The copying one runs ahead, into the next unit too, as far as
+// kGroups others compute 64 rows each over tiles of kTile tokens. The copying one runs ahead, into the next units too, as far as
 // the stages reach; rows of q have kQs places of their own. A unit of more rows than the block holds passes over its KV once for
-// each kRows. A row's arithmetic depends on its chunk alone, and on where its tile's KV begins.
+// each kRows. A row's arithmetic depends on its chunk alone, and on where its tile's KV begins, not on how things are copied.
+//
+// Where there are tensor maps, the device copies boxes by itself and each copying warp has a part (extend_sm90_boxes.cuh); where
+// there are none, all four copy row by row (extend_sm90_loader.cuh). Computing is compiled for either: copies by threads need fences.
 //
 // The computing ones start the scores of tile j + 1 before the values of tile j, and do the softmax of the one while the other
 // product runs. They take turns in issuing products, so one is in its softmax while those of another run. The first scores of
 // a unit are started before the results of the one before are written. Tiles that none of a warpgroup's rows sees it lets go
 // by: they would change nothing, bit for bit.
 //
-// Shared memory: kQs x kRows rows of q; kStages x (tile of K, tile of V), in panels (wgmma.cuh); units; barriers.
+// Shared memory: kQs x kRows rows of q; kStages x (tile of K, tile of V), as wgmma.cuh has them; units; barriers.
 // Registers: 64 x kDv / 128 outputs a thread, kTile / 2 scores, kTile / 4 weights.
 // Barriers: `full` when copies are there, `empty` when every computing warp is done, one of each for every stage of K and of V
-//   and every place of q. A unit is written before the `full` of its q. Its place is written again three units later, for
-//   which the q of a unit after it must have been let go.
-// Rows of K and V beyond the chunk are zero-filled, never read; surplus rows of q are garbage, and their results dropped.
+//   and every place of q; with maps of rows, for every warpgroup's part of a place. `made`, `begun`, `done`: of units, with maps.
+//   A unit is written before the `full` of its q. Its place is written again three units later, for which the q of a unit after it
+//   must have been let go; with maps, when all are `done` with it.
+// Results leave from registers, or (whole boxes of 64 rows, two places of q) by way of the warpgroup's rows of q, which are then
+//   let go when the results are there instead of after the last scores.
+// Rows of V beyond the request are zero, never read; those of K beyond the chunk are zero, tokens of no row's sight, or what was there
+//   before, and their scores masked. Surplus rows of q are garbage, and their results dropped.
 #include "extend_sm90_boxes.cuh"
 #include "extend_sm90_loader.cuh"
 #include "primitives/launch.cuh"
@@ -102,7 +109,8 @@ __device__ __forceinline__ void mask_side(const AttnParams& p, uint32_t magic, c
 }
 
 template <class C>
-__device__ __forceinline__ void mask_scores(const AttnParams& p, uint32_t magic, const Work& work, const Sight& sight, int tile_begin, Scores<C>& s) {
+__device__ __forceinline__ void mask_scores(const AttnParams& p, uint32_t magic, const Work& work, const Sight& sight, int tile_begin,
+                                            Scores<C>& s) {
   if (tile_begin + C::kTile > sight.unmasked_end) mask_side<C, true>(p, magic, work, tile_begin, s);
   if (tile_begin < sight.unmasked_begin) mask_side<C, false>(p, magic, work, tile_begin, s);
 }
@@ -220,6 +228,9 @@ struct Walk {
 
   __device__ __forceinline__ const Sight& sight_in(const Work& work) const { return work.sights[group]; }
 
+  // Which barriers of a place of q are the warpgroup's.
+  __device__ __forceinline__ int of_group() const { return kMapped && mapped.has_row_maps != 0 ? group : 0; }
+
   // Whether the warpgroup's results leave by way of its rows of q.
   __device__ __forceinline__ bool sends_boxes(const Work& work) const { return kMapped && C::kSendsBoxes && group < work.num_sent; }
 
@@ -227,7 +238,7 @@ struct Walk {
   // (of anything where there is none, so that what is under way is always the same).
   __device__ __forceinline__ void enter(unsigned unit, Scores<C>& s) {
     const unsigned place = unit % C::kQs;
-    wait_full(&shared.full_q[place], unit / C::kQs % 2, kMapped && mapped.has_row_maps != 0);
+    wait_full(&shared.full_q[place][of_group()], unit / C::kQs % 2, kMapped && mapped.has_row_maps != 0);
     const Work& work = work_of(unit);
     if (work.num_rows != 0) skip_tiles<C>(shared, stage, group, sight_in(work).first_tile);
     const bool sees = work.num_rows != 0 && sight_in(work).first_tile < sight_in(work).last_tile;
@@ -254,7 +265,7 @@ struct Walk {
 
   // The unit whose first scores are under way; its last values are under way in the end, unless tiles follow that it does not see.
   __device__ __forceinline__ bool compute(unsigned unit, const Work& work, Scores<C>& s, Rows<C>& rows) {
-    uint64_t* empty_q = &shared.empty_q[unit % C::kQs];
+    uint64_t* empty_q = &shared.empty_q[unit % C::kQs][of_group()];
     rows.m[0] = rows.m[1] = -kInf, rows.l[0] = rows.l[1] = 0.0f;
 #pragma unroll
     for (int i = 0; i < C::kDv / 2; ++i) rows.o[i] = 0.0f;
@@ -399,7 +410,7 @@ __device__ __forceinline__ void send_results(const AttnParams& p, Shared<C>& sha
   }
   publish_to_products();
   __syncwarp();
-  release(&shared.empty_q[unit % C::kQs]);
+  release(&shared.empty_q[unit % C::kQs][group]);
   if (thread % 2 == 0) store_lse(p, work.at.facts.q_begin + token, head, end.lse);  // last: the fence would wait for it
 }
 
@@ -437,13 +448,15 @@ __device__ __forceinline__ void compute_all(const AttnMappedParams& mapped, Shar
   hold(s);
 }
 
-// Of barriers: how many arrivals end a phase.
+// How many arrivals end a barrier's phase.
 template <class C>
 __device__ __forceinline__ void init_barriers(const AttnMappedParams& mapped, Shared<C>& shared) {
   const bool has_maps = mapped.has_maps != 0;
   const int copying_q = mapped.has_row_maps != 0 ? 0 : has_maps ? 32 : C::kWarpgroup - 32;
   constexpr int kComputing = C::kGroups * 4;  // warps
-  for (int i = 0; i < C::kQs; ++i) barrier_init(&shared.full_q[i], copying_q + 1), barrier_init(&shared.empty_q[i], kComputing);
+  for (int i = 0; i < C::kQs * C::kGroups; ++i) {
+    barrier_init(&shared.full_q[0][0] + i, copying_q + 1), barrier_init(&shared.empty_q[0][0] + i, mapped.has_row_maps != 0 ? 4 : kComputing);
+  }
   for (int i = 0; i < C::kStages; ++i) {
     barrier_init(&shared.full_k[i], has_maps ? 1 : C::kWarpgroup), barrier_init(&shared.empty_k[i], kComputing);
     barrier_init(&shared.full_v[i], has_maps ? 1 : C::kWarpgroup), barrier_init(&shared.empty_v[i], kComputing);
@@ -474,7 +487,7 @@ __device__ __forceinline__ void extend(const AttnMappedParams& mapped) {
     if (threadIdx.x == 0) shared.magic = group_magic(p);
     if (threadIdx.x == 0) none.at.init(p, static_cast<int>(blockIdx.x)), none.begin = none.end = none.num_rows = none.first_row = 0;
     __syncwarp();
-    make_next<C>(p, group_magic(p), C::kSendsBoxes && mapped.has_row_maps != 0, none, shared.units[0], claimed);
+    make_next<C>(mapped, group_magic(p), none, shared.units[0], claimed);
   }
   zero_padding_rows<typename C::Q, C::kDv>(p);
   __syncthreads();
@@ -483,7 +496,7 @@ __device__ __forceinline__ void extend(const AttnMappedParams& mapped) {
     if (mapped.has_maps != 0) {
       copy_boxes<C>(mapped, shared, claimed);
     } else {
-      copy_all<C>(p, shared, claimed);
+      copy_all<C>(mapped, shared, claimed);
     }
     launch_dependents();
     if (p.claim != 0 && threadIdx.x == 0) leave_claims(p);

@@ -1,8 +1,8 @@
 // The copying half of extend_sm90.cu where the caches have tensor maps: boxes of 16 tokens, which the device copies by itself.
 //
-// Each warp has a part: the first makes units, the second and the third copy K and V, the fourth rows of q. Units are made two
-// ahead of what is copied. What of V no box may bring (tokens beyond the request's end must be zero) and tiles that do not begin at a
-// multiple of 16 come by cp.async, of one warp.
+// Each warp has a part: the first makes units, the second and the third copy K and V, the fourth copies rows of q and stores results.
+// Units are made kMadeAhead ahead of what is copied. What of V no box may bring (tokens beyond the request's end must be zero), and
+// tiles that do not begin at a multiple of 16, come by cp.async, of one warp: rarely, a tile of them takes it some microseconds.
 #pragma once
 
 #include "extend_sm90_loader.cuh"
@@ -33,7 +33,7 @@ __device__ __forceinline__ void make_all(const AttnMappedParams& mapped, Shared<
     Work& work = shared.units[unit % C::kUnits];
     if (unit >= C::kUnits) barrier_wait(&shared.done[unit % C::kUnits], unit / C::kUnits % 2 ^ 1);
     if (unit > kMadeAhead) barrier_wait(&shared.begun[(unit - kMadeAhead) % C::kUnits], (unit - kMadeAhead) / C::kUnits % 2);
-    if (unit > 0) make_next<C>(mapped.attn, shared.magic, C::kSendsBoxes && mapped.has_row_maps != 0, shared.units[(unit - 1) % C::kUnits], work, claimed);
+    if (unit > 0) make_next<C>(mapped, shared.magic, shared.units[(unit - 1) % C::kUnits], work, claimed);
     __syncwarp();
     if (threadIdx.x == 0) barrier_arrive(&shared.made[unit % C::kUnits]);
     if (work.num_rows == 0) return;
@@ -44,7 +44,7 @@ __device__ __forceinline__ void make_all(const AttnMappedParams& mapped, Shared<
 template <class C, bool kOfV>
 struct BoxCopier {
   static constexpr int kDim = kOfV ? C::kDv : C::kDq, kGroup = kOfV ? C::kVGroup : C::kKGroup, kBoxes = C::kTile / kBoxTokens;
-  static constexpr int kTileBytes = C::kTile * kDim * 2, kBoxBytes = kBoxTokens * kDim * 2;
+  static constexpr int kBoxBytes = kBoxTokens * kDim * 2;
 
   const AttnMappedParams& mapped;
   int page;  // of this lane's box in the tile to come
@@ -110,9 +110,10 @@ struct BoxCopier {
       if (lane < (kOfV ? kBoxes : num_boxes) && lane != torn) {
         const bool exists = lane < num_boxes;
         ATTN_CHECK(!exists || (of_page >= 0 && of_page < p.num_pages), p.check, kKernelExtend, kCheckPageId, work.at.facts.request, of_page);
-        const int step = of_page * (kOfV ? mapped.v_page_step : mapped.k_page_step) + work.at.kv_head * (kOfV ? mapped.v_head_step : mapped.k_head_step);
+        const int page_step = kOfV ? mapped.v_page_step : mapped.k_page_step, head_step = kOfV ? mapped.v_head_step : mapped.k_head_step;
+        const int last = of_page * page_step + work.at.kv_head * head_step;
         const int in_page = t - page_of(p.page_magic, p.page_shift, t) * p.page_size;
-        copy_box(to + lane * 2 * kGroup, kOfV ? &mapped.v_map : &mapped.k_map, 0, 0, 0, in_page / 8, exists ? step : -1, full);
+        copy_box(to + lane * 2 * kGroup, kOfV ? &mapped.v_map : &mapped.k_map, 0, 0, 0, in_page / 8, exists ? last : -1, full);
       }
       if (torn != kBoxes) {
         bytes -= kBoxBytes;
@@ -171,52 +172,68 @@ __device__ __forceinline__ RowBoxes row_boxes(const AttnParams& p, uint32_t magi
   return {work.at.kv_head * p.group_size, token, work.begin < work.end ? (num_rows + 63) / 64 : 0, work.num_sent};
 }
 
-// Stores the results that computing warpgroups have left in a place of q.
+// The fourth warp, by boxes: rows of q to their places, and results from there, one computing warpgroup's after the other's. Surplus
+// rows are those of other tokens.
 template <class C>
-__device__ __forceinline__ void store_results(const AttnMappedParams& mapped, const RowBoxes& boxes, uint32_t place) {
-  const int lane = threadIdx.x % 32;
-  if (lane < boxes.num_results) store_box(&mapped.out_map, 0, boxes.head, boxes.token, 0, place + lane * 64 * C::kDq * 2);
-}
+struct RowMover {
+  const AttnMappedParams& mapped;
+  Shared<C>& shared;
 
-// The fourth warp, by boxes: rows of q to their places, and results from there. Surplus rows are those of other tokens.
-template <class C>
-__device__ __forceinline__ void move_rows(const AttnMappedParams& mapped, Shared<C>& shared) {
-  const int lane = threadIdx.x % 32;
-  RowBoxes before[C::kQs] = {};  // of units whose results are to be stored, the last one first
-  for (unsigned unit = 0;; ++unit) {
-    const Work& work = wait_made<C>(shared, unit);
-    const unsigned place = unit % C::kQs;
-    const uint32_t at = shared_address(shared.q[place]);
-    uint64_t* full = &shared.full_q[place];
-    const RowBoxes boxes = row_boxes<C>(mapped.attn, shared.magic, work);
-    if (lane < boxes.num) fetch_box(&mapped.q_map, 0, boxes.head, boxes.token, 0);  // the place may be in use for long
-    barrier_wait(&shared.empty_q[place], unit / C::kQs % 2 ^ 1);
-    if (C::kSendsBoxes) {
-      store_results<C>(mapped, before[C::kQs - 1], at);
-      wait_stores_read();
-      __syncwarp();
-    }
-    if (work.num_rows == 0) {
-      if (lane == 0) barrier_arrive(full);  // says too that the unit is written
+  __device__ __forceinline__ uint32_t rows_of(unsigned unit, int group) const {
+    return shared_address(shared.q[unit % C::kQs]) + group * 64 * C::kDq * 2;
+  }
+
+  // Stores what warpgroup `group` leaves of unit `unit`, once it is done with its rows; lane `group` does.
+  __device__ __forceinline__ void store(unsigned unit, int group, const RowBoxes& boxes) const {
+    barrier_wait(&shared.empty_q[unit % C::kQs][group], unit / C::kQs % 2);
+    if (threadIdx.x % 32 == group && group < boxes.num_results) store_box(&mapped.out_map, 0, boxes.head, boxes.token, 0, rows_of(unit, group));
+  }
+
+  // Copies rows of q; says too that the unit is written.
+  __device__ __forceinline__ void copy(unsigned unit, int group, const RowBoxes& boxes) const {
+    uint64_t* full = &shared.full_q[unit % C::kQs][group];
+    if (threadIdx.x % 32 != group) return;
+    barrier_arrive_expecting(full, group < boxes.num ? 64 * C::kDq * 2 : 0);
+    if (group < boxes.num) copy_box(rows_of(unit, group), &mapped.q_map, 0, boxes.head, boxes.token, 0, full);
+  }
+
+  __device__ __forceinline__ void run() const {
+    RowBoxes before[C::kQs] = {};  // of units whose places are not yet free, the last one first
+    for (unsigned unit = 0;; ++unit) {
+      const Work& work = wait_made<C>(shared, unit);
+      const RowBoxes boxes = row_boxes<C>(mapped.attn, shared.magic, work);
+      const bool is_last = work.num_rows == 0;
+      // To the L2 cache at once: the place may be in use for long.
+      if (static_cast<int>(threadIdx.x % 32) < boxes.num) fetch_box(&mapped.q_map, 0, boxes.head, boxes.token, 0);
+#pragma unroll 1
+      for (int group = 0; group < C::kGroups; ++group) {
+        if (unit >= C::kQs) {
+          store(unit - C::kQs, group, before[C::kQs - 1]);
+          wait_stores_read();
+        }
+        copy(unit, group, boxes);
+      }
+      if (is_last) return store_rest(unit, before);
+      leave_unit<C>(shared, unit);
 #pragma unroll
-      for (unsigned i = C::kQs - 1; i > 0; --i) {  // units after those that were let go
-        if (!C::kSendsBoxes || unit < i) continue;
-        const unsigned last = (unit - i) % C::kQs;
-        barrier_wait(&shared.empty_q[last], (unit - i) / C::kQs % 2);
-        store_results<C>(mapped, before[i - 1], shared_address(shared.q[last]));
+      for (int i = C::kQs - 1; i > 0; --i) before[i] = before[i - 1];
+      before[0] = boxes;
+    }
+  }
+
+  // Stores what is left of the units before the end.
+  __device__ __forceinline__ void store_rest(unsigned end, const RowBoxes (&before)[C::kQs]) const {
+    if constexpr (C::kSendsBoxes) {
+#pragma unroll
+      for (unsigned i = C::kQs - 1; i > 0; --i) {
+        if (end < i) continue;
+#pragma unroll 1
+        for (int group = 0; group < C::kGroups; ++group) store(end - i, group, before[i - 1]);
       }
       wait_stores();
-      return;
     }
-    if (lane == 0) barrier_arrive_expecting(full, boxes.num * 64 * C::kDq * 2);
-    __syncwarp();
-    if (lane < boxes.num) copy_box(at + lane * 64 * C::kDq * 2, &mapped.q_map, 0, boxes.head, boxes.token, 0, full);
-    leave_unit<C>(shared, unit);
-#pragma unroll
-    for (int i = C::kQs - 1; i > 0; --i) before[i] = before[i - 1];
-    before[0] = boxes;
   }
-}
+};
 
 // The fourth warp, by cp.async.
 template <class C>
@@ -224,11 +241,11 @@ __device__ __forceinline__ void copy_rows_of_q(const AttnParams& p, Shared<C>& s
   for (unsigned unit = 0;; ++unit) {
     const Work& work = wait_made<C>(shared, unit);
     const unsigned place = unit % C::kQs;
-    barrier_wait(&shared.empty_q[place], unit / C::kQs % 2 ^ 1);
+    barrier_wait(&shared.empty_q[place][0], unit / C::kQs % 2 ^ 1);
     const bool is_last = work.num_rows == 0;
     if (!is_last && work.begin < work.end) copy_q<C, 3>(p, shared.magic, work, shared_address(shared.q[place]));
-    barrier_arrive_after_copies(&shared.full_q[place]);
-    if (threadIdx.x % 32 == 0) barrier_arrive(&shared.full_q[place]);  // the unit is written
+    barrier_arrive_after_copies(&shared.full_q[place][0]);
+    if (threadIdx.x % 32 == 0) barrier_arrive(&shared.full_q[place][0]);  // the unit is written
     if (is_last) return;
     leave_unit<C>(shared, unit);
   }
@@ -237,6 +254,7 @@ __device__ __forceinline__ void copy_rows_of_q(const AttnParams& p, Shared<C>& s
 template <class C>
 __device__ __forceinline__ void copy_boxes(const AttnMappedParams& mapped, Shared<C>& shared, int claimed) {
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
+  publish_global();  // what earlier kernels wrote
   if (warp == 0) {
     make_all<C>(mapped, shared, claimed);
   } else if (warp == 1) {
@@ -244,7 +262,7 @@ __device__ __forceinline__ void copy_boxes(const AttnMappedParams& mapped, Share
   } else if (warp == 2) {
     copy_cache<C, true>(mapped, shared);
   } else if (mapped.has_row_maps != 0) {
-    move_rows<C>(mapped, shared);
+    RowMover<C>{mapped, shared}.run();
   } else {
     copy_rows_of_q<C>(mapped.attn, shared);
   }

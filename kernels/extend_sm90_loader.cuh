@@ -1,4 +1,4 @@
-// The copying half of extend_sm90.cu, and what both halves share: the kernel's shape, its shared memory, units of work.
+// The copying half of extend_sm90.cu without tensor maps, and what all halves share: the kernel's shape, its shared memory, units.
 #pragma once
 
 // Warps have different numbers of registers, so nothing may be called.
@@ -42,7 +42,7 @@ struct Config {
   static constexpr bool kOverlaps = !kGeneral;  // general: shaping scores needs the registers of the weights
   static constexpr int kTile = kDq == 64 ? (kGeneral ? 80 : 112) : kDq == 192 ? 128 : kDq == 128 && kGeneral ? 64 : 80;
   static constexpr int kQs = kDq <= 128 ? 2 : 1;
-  static constexpr bool kSendsBoxes = kQs > 1;  // results go by way of q's place, if there are maps; with one place, the next q waited
+  static constexpr bool kSendsBoxes = kQs > 1;  // results go by way of q's place, if there are maps: of one place, the next q would wait
   static constexpr int kStages = kDq == 64 ? 4 : kDq == 128 ? 3 : 2;
   // Registers of a copying and of a computing thread: their sum over the block is at most what it was launched with.
   static constexpr int kCopyRegisters = 56, kComputeRegisters = kGroups == 2 ? 224 : 152;
@@ -58,7 +58,7 @@ struct __align__(1024) Shared {
   unsigned char k[C::kStages][C::kKBytes];
   unsigned char v[C::kStages][C::kVBytes];
   Work units[C::kUnits];
-  uint64_t full_q[C::kQs], empty_q[C::kQs];
+  uint64_t full_q[C::kQs][C::kGroups], empty_q[C::kQs][C::kGroups];  // the first of each place, where warpgroups share them
   uint64_t full_k[C::kStages], empty_k[C::kStages];
   uint64_t full_v[C::kStages], empty_v[C::kStages];
   uint64_t made[C::kUnits], begun[C::kUnits], done[C::kUnits];
@@ -114,7 +114,8 @@ __device__ __forceinline__ Sight sight_of(const AttnParams& p, uint32_t magic, c
 
 // Makes the unit (or pass) after `from`, by one warp. `claimed`: the unit that the first lane has claimed.
 template <class C>
-__device__ __forceinline__ void make_next(const AttnParams& p, uint32_t magic, bool sends_boxes, const Work& from, Work& to, int& claimed) {
+__device__ __forceinline__ void make_next(const AttnMappedParams& mapped, uint32_t magic, const Work& from, Work& to, int& claimed) {
+  const AttnParams& p = mapped.attn;
   for (int i = threadIdx.x; i < static_cast<int>(sizeof(Work) / 4); i += 32) reinterpret_cast<int*>(&to)[i] = reinterpret_cast<const int*>(&from)[i];
   __syncwarp();
   if (threadIdx.x == 0) {
@@ -129,9 +130,10 @@ __device__ __forceinline__ void make_next(const AttnParams& p, uint32_t magic, b
       to.first_row = 0;
       to.num_rows = has_unit ? next.facts.q_len * p.group_size : 0;
     }
+    const bool sends = C::kSendsBoxes && mapped.has_row_maps != 0 && to.num_rows != 0 && to.at.facts.num_chunks == 1;
+    to.num_sent = sends ? min(to.num_rows - to.first_row, C::kRows) / 64 : 0;
   }
   __syncwarp();
-  if (threadIdx.x == 0) to.num_sent = sends_boxes && to.num_rows != 0 && to.at.facts.num_chunks == 1 ? min(to.num_rows - to.first_row, C::kRows) / 64 : 0;
   if (threadIdx.x < C::kGroups) to.sights[threadIdx.x] = sight_of<C>(p, magic, to, threadIdx.x);
 }
 
@@ -140,7 +142,8 @@ __device__ __forceinline__ void make_next(const AttnParams& p, uint32_t magic, b
 template <class C, int kFirstWarp>
 __device__ __forceinline__ void copy_q(const AttnParams& p, uint32_t magic, const Work& work, uint32_t q) {
   constexpr int kRowsAtOnce = (C::kWarpgroup - 32 * kFirstWarp) / 8;
-  const int thread = static_cast<int>(thread_number()) - 32 * kFirstWarp, lane = thread % 8, num_rows = min(work.num_rows - work.first_row, C::kRows);
+  const int num_rows = min(work.num_rows - work.first_row, C::kRows);
+  const int thread = static_cast<int>(thread_number()) - 32 * kFirstWarp, lane = thread % 8;
 #pragma unroll 1
   for (int of_warps = 0; of_warps < num_rows; of_warps += 8 * kRowsAtOnce) {
     const int first = of_warps + thread / 8;
@@ -206,7 +209,8 @@ struct TileCopier {
 };
 
 template <class C>
-__device__ __forceinline__ void copy_all(const AttnParams& p, Shared<C>& shared, int claimed) {
+__device__ __forceinline__ void copy_all(const AttnMappedParams& mapped, Shared<C>& shared, int claimed) {
+  const AttnParams& p = mapped.attn;
   Ring<C::kStages> stage;
   TileCopier<C> copier;
   copier.load_page(p, shared.units[0], shared.units[0].begin);
@@ -241,13 +245,13 @@ __device__ __forceinline__ void copy_all(const AttnParams& p, Shared<C>& shared,
     const bool is_last = work.num_rows == 0, has_tile = !is_last && work.begin < work.end;
     if (has_tile) copy_tile(work.begin, false);
     // q after the first tile: its place may be in use to the end of an earlier unit.
-    barrier_wait(&shared.empty_q[q], unit / C::kQs % 2 ^ 1);
+    barrier_wait(&shared.empty_q[q][0], unit / C::kQs % 2 ^ 1);
     if (threadIdx.x >= 32) {
       if (has_tile) copy_q<C, 1>(p, shared.magic, work, shared_address(shared.q[q]));
-      barrier_arrive_after_copies(&shared.full_q[q]);
+      barrier_arrive_after_copies(&shared.full_q[q][0]);
     } else {
-      if (threadIdx.x == 0) barrier_arrive(&shared.full_q[q]);  // the unit is written
-      if (!is_last) make_next<C>(p, shared.magic, false, work, next, claimed);
+      if (threadIdx.x == 0) barrier_arrive(&shared.full_q[q][0]);  // the unit is written
+      if (!is_last) make_next<C>(mapped, shared.magic, work, next, claimed);
     }
     if (is_last) break;
     int pos = work.begin + C::kTile;

@@ -1,7 +1,7 @@
 // Copies of boxes of a strided tensor to shared memory, which the device makes by itself; PTX cp.async.bulk.tensor, sm_90.
 //
 // A box is written as a packed array, 128 bytes a row, swizzled by 128 bytes (see wgmma.cuh). Where its coordinates lie outside of
-// the tensor it is zeros, for which nothing is read. It is seen by products without a fence.
+// the tensor it is zeros, for which nothing is read. Products see it without a fence.
 #pragma once
 
 #include "../params.h"
@@ -9,17 +9,22 @@
 
 __device__ __forceinline__ void prefetch_map(const TensorMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 
+// What this thread knows to be written to global memory is seen by the boxes that it copies from here on.
+__device__ __forceinline__ void publish_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+
 // Starts copying a box; its bytes count towards the barrier's phase. `at`: the box's first coordinates, the innermost first.
 __device__ __forceinline__ void copy_box(uint32_t shared, const TensorMap* map, int at0, int at1, int at2, int at3, uint64_t* barrier) {
-  asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(shared),
-               "l"(map), "r"(at0), "r"(at1), "r"(at2), "r"(at3), "r"(shared_address(barrier))
-               : "memory");
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(shared),
+      "l"(map), "r"(at0), "r"(at1), "r"(at2), "r"(at3), "r"(shared_address(barrier))
+      : "memory");
 }
 
 __device__ __forceinline__ void copy_box(uint32_t shared, const TensorMap* map, int at0, int at1, int at2, int at3, int at4, uint64_t* barrier) {
-  asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(shared),
-               "l"(map), "r"(at0), "r"(at1), "r"(at2), "r"(at3), "r"(at4), "r"(shared_address(barrier))
-               : "memory");
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(shared),
+      "l"(map), "r"(at0), "r"(at1), "r"(at2), "r"(at3), "r"(at4), "r"(shared_address(barrier))
+      : "memory");
 }
 
 // Starts copying a box to the L2 cache.
