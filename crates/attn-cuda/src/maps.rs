@@ -126,13 +126,17 @@ fn row_boxes(p: &AttnParams) -> Option<[Boxes; 2]> {
     }
     let unsigned = |n: i32| u32::try_from(n).ok();
     let boxes = |address: u64, row: i64, head: i64, head_dim: i32| {
-        let bytes = |stride: i64| u64::try_from(stride).ok()?.checked_mul(ELEMENT);
+        // What there is one of has no distance to the next: any will do.
+        let bytes = |stride: i64, count: i32| match count {
+            1 => Some(PANEL * ELEMENT),
+            _ => u64::try_from(stride).ok()?.checked_mul(ELEMENT),
+        };
         let panels = unsigned(head_dim)? / u32::try_from(PANEL).ok()?;
         Some(Boxes {
             address,
             rank: 4,
             extents: [PANEL, unsigned(p.num_qo_heads)?.into(), unsigned(p.num_rows)?.into(), panels.into(), 0],
-            strides: [bytes(head)?, bytes(row)?, PANEL * ELEMENT, 0],
+            strides: [bytes(head, p.num_qo_heads)?, bytes(row, p.num_rows)?, PANEL * ELEMENT, 0],
             box_extents: [64, unsigned(p.group_size)?, unsigned(BOX_ROWS / p.group_size)?, panels, 0],
         })
     };
@@ -268,6 +272,9 @@ mod tests {
         assert!(row_boxes(&AttnParams { group_size: 7, ..params() }).is_none());
         let [q, _] = row_boxes(&params()).expect("a map describes it");
         assert_eq!((q.box_extents, q.extents), ([64, 4, 16, 2, 0], [64, 32, 100, 2, 0]));
+        assert_eq!(q.strides, [256, 8192, 128, 0]);
+        let one_head = AttnParams { num_qo_heads: 1, num_kv_heads: 1, group_size: 1, q_stride_head: 3, ..params() };
+        assert_eq!(row_boxes(&one_head).expect("heads of one have no stride")[0].strides[0], 128);
     }
 
     #[test]
