@@ -3,21 +3,29 @@
 //   unit = (tile of query tokens, KV head, chunk of KV);  row = token x group + head, so a group shares its KV loads
 //
 // Grid: any; blocks are persistent and claim units, or take ranges of them by stride. One block an SM: one warpgroup copies,
-// kGroups others compute 64 rows each over tiles of kTile tokens. The copying one runs ahead, into the next unit too, as far as
+// kGroups others compute 64 rows each over tiles of kTile tokens. The copying one runs ahead, into the next units too, as far as
 // the stages reach; rows of q have kQs places of their own. A unit of more rows than the block holds passes over its KV once for
-// each kRows. A row's arithmetic depends on its chunk alone, and on where its tile's KV begins.
+// each kRows. A row's arithmetic depends on its chunk alone, and on where its tile's KV begins, not on how things are copied.
+//
+// Where there are tensor maps, the device copies boxes by itself and each copying warp has a part (extend_sm90_boxes.cuh); where
+// there are none, all four copy row by row (extend_sm90_loader.cuh). Computing is compiled for either: copies by threads need fences.
 //
 // The computing ones start the scores of tile j + 1 before the values of tile j, and do the softmax of the one while the other
 // product runs. They take turns in issuing products, so one is in its softmax while those of another run. The first scores of
 // a unit are started before the results of the one before are written. Tiles that none of a warpgroup's rows sees it lets go
 // by: they would change nothing, bit for bit.
 //
-// Shared memory: kQs x kRows rows of q; kStages x (tile of K, tile of V), in panels (wgmma.cuh); units; barriers.
+// Shared memory: kQs x kRows rows of q; kStages x (tile of K, tile of V), as wgmma.cuh has them; units; barriers.
 // Registers: 64 x kDv / 128 outputs a thread, kTile / 2 scores, kTile / 4 weights.
 // Barriers: `full` when copies are there, `empty` when every computing warp is done, one of each for every stage of K and of V
-//   and every place of q. A unit is written before the `full` of its q. Its place is written again three units later, for
-//   which the q of a unit after it must have been let go.
-// Rows of K and V beyond the chunk are zero-filled, never read; surplus rows of q are garbage, and their results dropped.
+//   and every place of q; with maps of rows, for every warpgroup's part of a place. `made`, `begun`, `done`: of units, with maps.
+//   A unit is written before the `full` of its q. Its place is written again three units later, for which the q of a unit after it
+//   must have been let go; with maps, when all are `done` with it.
+// Results leave from registers, or (whole boxes of 64 rows, two places of q) by way of the warpgroup's rows of q, which are then
+//   let go when the results are there instead of after the last scores.
+// Rows of V beyond the request are zero, never read; those of K beyond the chunk are zero, tokens of no row's sight, or what was there
+//   before, and their scores masked. Surplus rows of q are garbage, and their results dropped.
+#include "extend_sm90_boxes.cuh"
 #include "extend_sm90_loader.cuh"
 #include "primitives/launch.cuh"
 #include "primitives/rows.cuh"
@@ -27,8 +35,8 @@ namespace {
 
 // Row of the pass that this thread has: the first of two, the other is 8 below.
 __device__ __forceinline__ int row_of_thread() {
-  const int thread = thread_number();
-  return (thread / 128 - 1) * 64 + thread % 128 / 32 * 16 + thread % 32 / 4;
+  const unsigned thread = thread_number();
+  return static_cast<int>(thread / 32 * 16 + thread % 32 / 4) - 64;
 }
 
 // A thread's share of the warpgroup's 64 rows: halves of two rows.
@@ -47,23 +55,23 @@ using Weights = uint32_t[C::kTile / 16][4];
 template <class C>
 __device__ __forceinline__ void start_scores(uint32_t q, uint32_t k, Scores<C>& s) {
   q = __shfl_sync(~0u, q, 0);  // in a uniform register; operands are made of it anew for every tile
+  const Operand rows(q, kBlock, 16), keys(k, C::kKGroup, 16);
   hold(s);
   products_begin();
 #pragma unroll
   for (int i = 0; i < C::kDq / 16; ++i) {
-    scores_product<typename C::Q>(s, operand(q + i / 4 * 64 * kPanelRow + i % 4 * 32, 16), operand(k + i / 4 * C::kTile * kPanelRow + i % 4 * 32, 16), i > 0);
+    scores_product<typename C::Q>(s, rows.at(i / 4 * 64 * kPanelRow + i % 4 * 32), keys.at(i / 4 * kBlock + i % 4 * 32), i > 0);
   }
   products_commit();
 }
 
 template <class C>
 __device__ __forceinline__ void start_values(const Weights<C>& weights, uint32_t v, Rows<C>& rows) {
+  const Operand values(v, C::kVGroup, kBlock);
   hold(rows.o);
   products_begin();
 #pragma unroll
-  for (int i = 0; i < C::kTile / 16; ++i) {
-    values_product<typename C::Q>(rows.o, weights[i], operand(v + i * 16 * kPanelRow, C::kTile * kPanelRow));
-  }
+  for (int i = 0; i < C::kTile / 16; ++i) values_product<typename C::Q>(rows.o, weights[i], values.at(i * 2 * C::kVGroup));
   products_commit();
 }
 
@@ -81,27 +89,30 @@ __device__ __forceinline__ RowSight sight_of_row(const AttnParams& p, uint32_t m
   return {token, row - token * p.group_size, q_pos, keys};
 }
 
-// -inf for keys that a row does not see, on one side of those that it does; `first` is the thread's first key of the tile.
+// -inf for keys that rows do not see, on one side of those that they do.
 template <class C, bool kAbove>
-__device__ __forceinline__ void mask_side(int half, int bound, int first, Scores<C>& s) {
+__device__ __forceinline__ void mask_side(const AttnParams& p, uint32_t magic, const Work& work, int tile_begin, Scores<C>& s) {
+  int bounds[2];  // from the thread's first key of the tile on
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const KeyRange keys = sight_of_row(p, magic, work, half).keys;
+    bounds[half] = (kAbove ? keys.last : keys.first) - (tile_begin + static_cast<int>(threadIdx.x % 4) * 2);
+  }
 #pragma unroll
   for (int n = 0; n < C::kTile / 8; ++n) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      if (kAbove ? n * 8 + i > bound - first : n * 8 + i < bound - first) s[4 * n + 2 * half + i] = -kInf;
+    for (int i = 0; i < 4; ++i) {
+      const int key = n * 8 + i % 2;
+      if (kAbove ? key > bounds[i / 2] : key < bounds[i / 2]) s[4 * n + i] = -kInf;
     }
   }
 }
 
 template <class C>
-__device__ __forceinline__ void mask_scores(const AttnParams& p, uint32_t magic, const Work& work, const Sight& sight, int tile_begin, Scores<C>& s) {
-  const int first = tile_begin + threadIdx.x % 4 * 2;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const KeyRange keys = sight_of_row(p, magic, work, half).keys;
-    if (tile_begin + C::kTile > sight.unmasked_end) mask_side<C, true>(half, keys.last, first, s);
-    if (tile_begin < sight.unmasked_begin) mask_side<C, false>(half, keys.first, first, s);
-  }
+__device__ __forceinline__ void mask_scores(const AttnParams& p, uint32_t magic, const Work& work, const Sight& sight, int tile_begin,
+                                            Scores<C>& s) {
+  if (tile_begin + C::kTile > sight.unmasked_end) mask_side<C, true>(p, magic, work, tile_begin, s);
+  if (tile_begin < sight.unmasked_begin) mask_side<C, false>(p, magic, work, tile_begin, s);
 }
 
 // Softcap, ALiBi, then -inf for keys that a row does not see.
@@ -182,10 +193,10 @@ __device__ __forceinline__ void release(uint64_t* barrier) {
   if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
 }
 
-template <class C>
-__device__ __forceinline__ void wait_full(uint64_t* barrier, int parity) {
+// Waits for what products read. Copies by threads need a fence, boxes do not.
+__device__ __forceinline__ void wait_full(uint64_t* barrier, int parity, bool is_of_boxes) {
   barrier_wait(barrier, parity);
-  publish_to_products();
+  if (!is_of_boxes) publish_to_products();
 }
 
 // Lets tiles go by.
@@ -203,9 +214,10 @@ __device__ __forceinline__ void skip_tiles(Shared<C>& shared, Ring<C::kStages>& 
   }
 }
 
-// A computing warpgroup on its way through the units of the block.
-template <class C>
+// A computing warpgroup on its way through the units of the block. kMapped: tiles of KV come by boxes.
+template <class C, bool kMapped>
 struct Walk {
+  const AttnMappedParams& mapped;
   const AttnParams& p;
   Shared<C>& shared;
   Ring<C::kStages> stage;
@@ -216,15 +228,21 @@ struct Walk {
 
   __device__ __forceinline__ const Sight& sight_in(const Work& work) const { return work.sights[group]; }
 
+  // Which barriers of a place of q are the warpgroup's.
+  __device__ __forceinline__ int of_group() const { return kMapped && mapped.has_row_maps != 0 ? group : 0; }
+
+  // Whether the warpgroup's results leave by way of its rows of q.
+  __device__ __forceinline__ bool sends_boxes(const Work& work) const { return kMapped && C::kSendsBoxes && group < work.num_sent; }
+
   // Waits for unit `unit`, lets the tiles go by that the warpgroup does not see, and starts the scores of the first that it does
   // (of anything where there is none, so that what is under way is always the same).
   __device__ __forceinline__ void enter(unsigned unit, Scores<C>& s) {
     const unsigned place = unit % C::kQs;
-    wait_full<C>(&shared.full_q[place], unit / C::kQs % 2);
+    wait_full(&shared.full_q[place][of_group()], unit / C::kQs % 2, kMapped && mapped.has_row_maps != 0);
     const Work& work = work_of(unit);
     if (work.num_rows != 0) skip_tiles<C>(shared, stage, group, sight_in(work).first_tile);
     const bool sees = work.num_rows != 0 && sight_in(work).first_tile < sight_in(work).last_tile;
-    if (sees) wait_full<C>(&shared.full_k[stage.at], stage.parity);
+    if (sees) wait_full(&shared.full_k[stage.at], stage.parity, kMapped);
     if (sees) take_turn(group);
     start_scores<C>(shared_address(shared.q[place] + group * 64 * C::kDq * 2), shared_address(shared.k[stage.at]), s);
     if (sees) pass_turn<C>(group);
@@ -241,13 +259,13 @@ struct Walk {
 
   __device__ __forceinline__ void begin_values(const Weights<C>& weights, Rows<C>& rows) {
     const Ring<C::kStages> of_values = stage.before();
-    wait_full<C>(&shared.full_v[of_values.at], of_values.parity);
+    wait_full(&shared.full_v[of_values.at], of_values.parity, kMapped);
     start_values<C>(weights, shared_address(shared.v[of_values.at]), rows);
   }
 
   // The unit whose first scores are under way; its last values are under way in the end, unless tiles follow that it does not see.
   __device__ __forceinline__ bool compute(unsigned unit, const Work& work, Scores<C>& s, Rows<C>& rows) {
-    uint64_t* empty_q = &shared.empty_q[unit % C::kQs];
+    uint64_t* empty_q = &shared.empty_q[unit % C::kQs][of_group()];
     rows.m[0] = rows.m[1] = -kInf, rows.l[0] = rows.l[1] = 0.0f;
 #pragma unroll
     for (int i = 0; i < C::kDv / 2; ++i) rows.o[i] = 0.0f;
@@ -271,7 +289,7 @@ struct Walk {
           begin_values(weights, rows);
           end_values(rows);
         }
-        wait_full<C>(&shared.full_k[stage.at], stage.parity);
+        wait_full(&shared.full_k[stage.at], stage.parity, kMapped);
         take_turn(group);
         start_scores<C>(shared_address(shared.q[unit % C::kQs] + group * 64 * C::kDq * 2), shared_address(shared.k[stage.at]), s);
         if (C::kOverlaps) begin_values(weights, rows);
@@ -286,14 +304,14 @@ struct Walk {
         rescale_outputs<C>(rows, rescale);
         stage.advance();
       }
-      release(empty_q);
+      if (!sends_boxes(work)) release(empty_q);
       begin_values(weights, rows);
       is_pending = true;
       if (num_unseen > 0) {
         end_values(rows);
         is_pending = false;
       }
-    } else {
+    } else if (!sends_boxes(work)) {
       release(empty_q);
     }
     skip_tiles<C>(shared, stage, group, num_unseen);
@@ -365,11 +383,43 @@ __device__ __forceinline__ void write_results(const AttnParams& p, uint32_t magi
   }
 }
 
+// Results of the warpgroup's rows, all of them real, to where its rows of q were; from there a copying warp stores them.
 template <class C>
-__device__ __forceinline__ void compute_all(const AttnParams& p, Shared<C>& shared) {
+__device__ __forceinline__ void send_results(const AttnParams& p, Shared<C>& shared, unsigned unit, int group, float c, Rows<C>& rows) {
+  const Work& work = shared.units[unit % C::kUnits];
+  const unsigned thread = thread_number() % 128;
+  // Two lanes of four find the end of each of their two rows.
+  const bool is_second = thread & 2;
+  const float sums[2] = {quad_sum(rows.l[0]), quad_sum(rows.l[1])};
+  const float l = is_second ? sums[1] : sums[0], m = is_second ? rows.m[1] : rows.m[0];
+  const int of_unit = work.first_row + row_of_thread() + (is_second ? 8 : 0);
+  const int token = token_of(p, shared.magic, of_unit), head = work.at.kv_head * p.group_size + of_unit - token * p.group_size;
+  const RowEnd end = end_row(l, lse_base2(m, l, c), sink_of(p, head));
+  const float scale = end.scale * p.v_scale;
+  const float scales[2] = {__shfl_sync(~0u, scale, 0, 4), __shfl_sync(~0u, scale, 2, 4)};
+  // Lanes say where rows of two neighbouring chunks begin, first 8 rows and last 8 rows of each.
+  const unsigned row = thread / 32 * 16 + thread % 16;
+  const uint32_t to = shared_address(shared.q[unit % C::kQs]) + group * 64 * C::kDq * 2 + row * kPanelRow;
+  meet(kGroupMeet + group, 128);  // all products that read q have ended
+#pragma unroll
+  for (int i = 0; i < C::kDv / 16; ++i) {
+    uint32_t x[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) x[j] = pack2<typename C::Q>(rows.o[8 * i + 2 * j] * scales[j % 2], rows.o[8 * i + 2 * j + 1] * scales[j % 2]);
+    store_matrices(to + i / 4 * 64 * kPanelRow + ((i % 4 * 2 + thread % 32 / 16) ^ thread % 8) * 16, x[0], x[1], x[2], x[3]);
+  }
+  publish_to_products();
+  __syncwarp();
+  release(&shared.empty_q[unit % C::kQs][group]);
+  if (thread % 2 == 0) store_lse(p, work.at.facts.q_begin + token, head, end.lse);  // last: the fence would wait for it
+}
+
+template <class C, bool kMapped>
+__device__ __forceinline__ void compute_all(const AttnMappedParams& mapped, Shared<C>& shared) {
+  const AttnParams& p = mapped.attn;
   const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0) - 1;  // known to be the same for a warp
   // General: scores are shaped, in base 2, before the softmax.
-  Walk<C> walk = {p, shared, {}, C::kGeneral ? 1.0f : p.sm_scale * p.k_scale * kLog2e, group};
+  Walk<C, kMapped> walk = {mapped, p, shared, {}, C::kGeneral ? 1.0f : p.sm_scale * p.k_scale * kLog2e, group};
   if (group == C::kGroups - 1) pass_turn<C>(group);  // the first turn is the first warpgroup's
   Scores<C> s;
   walk.enter(0, s);
@@ -382,29 +432,54 @@ __device__ __forceinline__ void compute_all(const AttnParams& p, Shared<C>& shar
     products_wait<C::kEntersEarly ? 1 : 0>();
     hold(rows.o);
     if (is_pending) release(&shared.empty_v[of_values]);
-    if (walk.work_of(unit).at.facts.num_chunks > 1) {
+    if (walk.work_of(unit).first_row + group * 64 >= walk.work_of(unit).num_rows) {
+      // The warpgroup has no rows.
+    } else if (walk.sends_boxes(walk.work_of(unit))) {
+      send_results<C>(p, shared, unit, group, walk.c, rows);
+    } else if (walk.work_of(unit).at.facts.num_chunks > 1) {
       write_partials<C>(p, walk.work_of(unit), walk.c, rows);
     } else {
       write_results<C>(p, shared.magic, walk.work_of(unit), walk.c, rows);
     }
+    release(&shared.done[unit % C::kUnits]);
     if (!C::kEntersEarly) walk.enter(unit + 1, s);
   }
   products_wait<0>();
   hold(s);
 }
 
+// How many arrivals end a barrier's phase.
 template <class C>
-__device__ __forceinline__ void extend(const AttnParams& p) {
+__device__ __forceinline__ void init_barriers(const AttnMappedParams& mapped, Shared<C>& shared) {
+  const bool has_maps = mapped.has_maps != 0;
+  const int copying_q = mapped.has_row_maps != 0 ? 0 : has_maps ? 32 : C::kWarpgroup - 32;
+  constexpr int kComputing = C::kGroups * 4;  // warps
+  for (int i = 0; i < C::kQs * C::kGroups; ++i) {
+    barrier_init(&shared.full_q[0][0] + i, copying_q + 1), barrier_init(&shared.empty_q[0][0] + i, mapped.has_row_maps != 0 ? 4 : kComputing);
+  }
+  for (int i = 0; i < C::kStages; ++i) {
+    barrier_init(&shared.full_k[i], has_maps ? 1 : C::kWarpgroup), barrier_init(&shared.empty_k[i], kComputing);
+    barrier_init(&shared.full_v[i], has_maps ? 1 : C::kWarpgroup), barrier_init(&shared.empty_v[i], kComputing);
+  }
+  for (int i = 0; i < C::kUnits; ++i) {
+    barrier_init(&shared.made[i], 1), barrier_init(&shared.begun[i], 1);
+    barrier_init(&shared.done[i], kComputing + (has_maps ? 3 : 0));
+  }
+}
+
+__device__ __forceinline__ void prefetch_maps(const AttnMappedParams& mapped) {
+  if (mapped.has_maps != 0) prefetch_map(&mapped.k_map), prefetch_map(&mapped.v_map);
+  if (mapped.has_row_maps != 0) prefetch_map(&mapped.q_map), prefetch_map(&mapped.out_map);
+}
+
+template <class C>
+__device__ __forceinline__ void extend(const AttnMappedParams& mapped) {
   extern __shared__ __align__(1024) unsigned char memory[];
   Shared<C>& shared = *reinterpret_cast<Shared<C>*>(memory);
+  const AttnParams& p = mapped.attn;
   check_shape<kKernelExtend, C::kDq, C::kDv>(p);
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < C::kQs; ++i) barrier_init(&shared.full_q[i], C::kWarpgroup - 32 + 1), barrier_init(&shared.empty_q[i], C::kGroups * 4);
-    for (int i = 0; i < C::kStages; ++i) {
-      barrier_init(&shared.full_k[i], C::kWarpgroup), barrier_init(&shared.empty_k[i], C::kGroups * 4);
-      barrier_init(&shared.full_v[i], C::kWarpgroup), barrier_init(&shared.empty_v[i], C::kGroups * 4);
-    }
-  }
+  if (threadIdx.x == 0) init_barriers<C>(mapped, shared);
+  if (threadIdx.x == 32) prefetch_maps(mapped);
   wait_for_previous();
   int claimed = static_cast<int>(blockIdx.x);
   if (threadIdx.x < 32) {
@@ -412,18 +487,26 @@ __device__ __forceinline__ void extend(const AttnParams& p) {
     if (threadIdx.x == 0) shared.magic = group_magic(p);
     if (threadIdx.x == 0) none.at.init(p, static_cast<int>(blockIdx.x)), none.begin = none.end = none.num_rows = none.first_row = 0;
     __syncwarp();
-    make_next<C>(p, group_magic(p), none, shared.units[0], claimed);
+    make_next<C>(mapped, group_magic(p), none, shared.units[0], claimed);
   }
   zero_padding_rows<typename C::Q, C::kDv>(p);
   __syncthreads();
   if (threadIdx.x < C::kWarpgroup) {
     give_registers<C::kCopyRegisters>();
-    copy_all<C>(p, shared, claimed);
+    if (mapped.has_maps != 0) {
+      copy_boxes<C>(mapped, shared, claimed);
+    } else {
+      copy_all<C>(mapped, shared, claimed);
+    }
     launch_dependents();
     if (p.claim != 0 && threadIdx.x == 0) leave_claims(p);
   } else {
     take_registers<C::kComputeRegisters>();
-    compute_all<C>(p, shared);
+    if (mapped.has_maps != 0) {
+      compute_all<C, true>(mapped, shared);
+    } else {
+      compute_all<C, false>(mapped, shared);
+    }
   }
 }
 
@@ -435,7 +518,7 @@ __device__ __forceinline__ void extend(const AttnParams& p) {
   static_assert(Same<q, kv>::value, "KV has the dtype of q");                                                                        \
   static_assert(Config<q, dqk, dvo, general, rows>::kThreads == threads, "the list states the block size");                          \
   static_assert(sizeof(Shared<Config<q, dqk, dvo, general, rows>>) == shared_bytes, "the list states the shared memory");            \
-  extern "C" __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ AttnParams p) {                         \
+  extern "C" __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ AttnMappedParams p) {                   \
     extend<Config<q, dqk, dvo, general, rows>>(p);                                                                                   \
   }
 #include "extend_sm90.inst"

@@ -1,4 +1,4 @@
-// The copying half of extend_sm90.cu, and what both halves share: the kernel's shape, its shared memory, units of work.
+// The copying half of extend_sm90.cu without tensor maps, and what all halves share: the kernel's shape, its shared memory, units.
 #pragma once
 
 // Warps have different numbers of registers, so nothing may be called.
@@ -28,6 +28,7 @@ struct Work {
   Sight sights[kMaxGroups];
   int begin, end;  // KV positions
   int num_rows;    // of the whole unit; 0: there is no more work
+  int num_sent;    // computing warpgroups whose results leave by way of q's place: whole boxes, not of one of several chunks
   int first_row;   // of the pass
 };
 
@@ -41,10 +42,12 @@ struct Config {
   static constexpr bool kOverlaps = !kGeneral;  // general: shaping scores needs the registers of the weights
   static constexpr int kTile = kDq == 64 ? (kGeneral ? 80 : 112) : kDq == 192 ? 128 : kDq == 128 && kGeneral ? 64 : 80;
   static constexpr int kQs = kDq <= 128 ? 2 : 1;
+  static constexpr bool kSendsBoxes = kQs > 1;  // results go by way of q's place, if there are maps: of one place, the next q would wait
   static constexpr int kStages = kDq == 64 ? 4 : kDq == 128 ? 3 : 2;
   // Registers of a copying and of a computing thread: their sum over the block is at most what it was launched with.
   static constexpr int kCopyRegisters = 56, kComputeRegisters = kGroups == 2 ? 224 : 152;
 
+  static constexpr int kKGroup = kDq / 64 * kBlock, kVGroup = kDv / 64 * kBlock;  // bytes of 8 tokens
   static constexpr int kQBytes = kRows * kDq * 2, kKBytes = kTile * kDq * 2, kVBytes = kTile * kDv * 2;
   static constexpr int kUnits = 4;  // one is made ahead, kQs are in use
 };
@@ -55,9 +58,10 @@ struct __align__(1024) Shared {
   unsigned char k[C::kStages][C::kKBytes];
   unsigned char v[C::kStages][C::kVBytes];
   Work units[C::kUnits];
-  uint64_t full_q[C::kQs], empty_q[C::kQs];
+  uint64_t full_q[C::kQs][C::kGroups], empty_q[C::kQs][C::kGroups];  // the first of each place, where warpgroups share them
   uint64_t full_k[C::kStages], empty_k[C::kStages];
   uint64_t full_v[C::kStages], empty_v[C::kStages];
+  uint64_t made[C::kUnits], begun[C::kUnits], done[C::kUnits];
   uint32_t magic;  // of the group
 };
 
@@ -77,11 +81,11 @@ __device__ __forceinline__ void meet(int barrier, int threads) { asm volatile("b
 // Lets threads that meet go on without waiting for them.
 __device__ __forceinline__ void announce(int barrier, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory"); }
 
-static constexpr int kCopyingMeet = 1, kTurn = 2;  // a turn for each computing warpgroup
+static constexpr int kCopyingMeet = 1, kTurn = 2, kGroupMeet = kTurn + kMaxGroups;  // the last two for each computing warpgroup
 
 // The thread's number, made anew, so that what follows from it is not kept in registers across loops.
-__device__ __forceinline__ int thread_number() {
-  int x = static_cast<int>(threadIdx.x);
+__device__ __forceinline__ unsigned thread_number() {
+  unsigned x = threadIdx.x;
   asm volatile("" : "+r"(x));
   return x;
 }
@@ -90,8 +94,9 @@ __device__ __forceinline__ int thread_number() {
 __device__ __forceinline__ uint32_t group_magic(const AttnParams& p) { return p.group_size < 1 << 15 ? 0xffffffffu / p.group_size + 1 : 0; }
 
 __device__ __forceinline__ int token_of(const AttnParams& p, uint32_t magic, int row) {
-  if (p.group_size == 1) return row;
-  return magic != 0 ? static_cast<int>(__umulhi(row, magic)) : row / p.group_size;
+  int token = static_cast<int>(__umulhi(row, magic));
+  if (magic == 0) token = p.group_size == 1 ? row : row / p.group_size;
+  return token;
 }
 
 // What warpgroup `group` sees of a pass.
@@ -109,7 +114,8 @@ __device__ __forceinline__ Sight sight_of(const AttnParams& p, uint32_t magic, c
 
 // Makes the unit (or pass) after `from`, by one warp. `claimed`: the unit that the first lane has claimed.
 template <class C>
-__device__ __forceinline__ void make_next(const AttnParams& p, uint32_t magic, const Work& from, Work& to, int& claimed) {
+__device__ __forceinline__ void make_next(const AttnMappedParams& mapped, uint32_t magic, const Work& from, Work& to, int& claimed) {
+  const AttnParams& p = mapped.attn;
   for (int i = threadIdx.x; i < static_cast<int>(sizeof(Work) / 4); i += 32) reinterpret_cast<int*>(&to)[i] = reinterpret_cast<const int*>(&from)[i];
   __syncwarp();
   if (threadIdx.x == 0) {
@@ -124,17 +130,20 @@ __device__ __forceinline__ void make_next(const AttnParams& p, uint32_t magic, c
       to.first_row = 0;
       to.num_rows = has_unit ? next.facts.q_len * p.group_size : 0;
     }
+    const bool sends = C::kSendsBoxes && mapped.has_row_maps != 0 && to.num_rows != 0 && to.at.facts.num_chunks == 1;
+    to.num_sent = sends ? min(to.num_rows - to.first_row, C::kRows) / 64 : 0;
   }
   __syncwarp();
   if (threadIdx.x < C::kGroups) to.sights[threadIdx.x] = sight_of<C>(p, magic, to, threadIdx.x);
 }
 
-// Starts copying the rows of the pass, by all warps but the first; places of rows that it does not have keep what they held, which
-// nothing is made of. Eight threads share a row; each knows one of eight of theirs at a time.
-template <class C>
+// Starts copying the rows of the pass, by the copying warps from kFirstWarp on; places of rows that it does not have keep what they
+// held, which nothing is made of. Eight threads share a row; each knows one of eight of theirs at a time.
+template <class C, int kFirstWarp>
 __device__ __forceinline__ void copy_q(const AttnParams& p, uint32_t magic, const Work& work, uint32_t q) {
-  constexpr int kRowsAtOnce = (C::kWarpgroup - 32) / 8;
-  const int thread = thread_number() - 32, lane = thread % 8, num_rows = min(work.num_rows - work.first_row, C::kRows);
+  constexpr int kRowsAtOnce = (C::kWarpgroup - 32 * kFirstWarp) / 8;
+  const int num_rows = min(work.num_rows - work.first_row, C::kRows);
+  const int thread = static_cast<int>(thread_number()) - 32 * kFirstWarp, lane = thread % 8;
 #pragma unroll 1
   for (int of_warps = 0; of_warps < num_rows; of_warps += 8 * kRowsAtOnce) {
     const int first = of_warps + thread / 8;
@@ -164,8 +173,8 @@ struct TileCopier {
   int page;  // of this lane's row in the tile to come
 
   static __device__ __forceinline__ int row() {
-    const int thread = thread_number();
-    return thread / 8 + thread % 8 * kRowsAtOnce;
+    const unsigned thread = thread_number();
+    return static_cast<int>(thread / 8 + thread % 8 * kRowsAtOnce);
   }
 
   // Starts loading the page id of this lane's row in the tile at `pos`.
@@ -185,22 +194,23 @@ struct TileCopier {
   // Copies the tile's rows of one cache: kDim elements each, from `base` on, `offset` elements further for this lane's row.
   template <int kDim>
   __device__ __forceinline__ void copy(const char* base, int64_t offset, int num_rows, uint32_t to) const {
-    const int thread = thread_number();
-    to += panel_at(C::kTile, thread / 8, thread % 8);
+    const int thread = static_cast<int>(thread_number());
+    to += group_at(kDim / 64, thread / 8, thread % 8);
 #pragma unroll
     for (int i = 0; i < kPasses; ++i) {
       const char* from = base + __shfl_sync(~0u, offset, i, 8) * 2;
       const bool valid = thread / 8 + i * kRowsAtOnce < num_rows;
 #pragma unroll
       for (int panel = 0; panel < kDim / 64; ++panel) {
-        cp_async16_or_zero(to + panel * C::kTile * kPanelRow + i * kRowsAtOnce * kPanelRow, from + panel * kPanelRow, valid);
+        cp_async16_or_zero(to + (i * (kRowsAtOnce / 8) * (kDim / 64) + panel) * kBlock, from + panel * kPanelRow, valid);
       }
     }
   }
 };
 
 template <class C>
-__device__ __forceinline__ void copy_all(const AttnParams& p, Shared<C>& shared, int claimed) {
+__device__ __forceinline__ void copy_all(const AttnMappedParams& mapped, Shared<C>& shared, int claimed) {
+  const AttnParams& p = mapped.attn;
   Ring<C::kStages> stage;
   TileCopier<C> copier;
   copier.load_page(p, shared.units[0], shared.units[0].begin);
@@ -235,13 +245,13 @@ __device__ __forceinline__ void copy_all(const AttnParams& p, Shared<C>& shared,
     const bool is_last = work.num_rows == 0, has_tile = !is_last && work.begin < work.end;
     if (has_tile) copy_tile(work.begin, false);
     // q after the first tile: its place may be in use to the end of an earlier unit.
-    barrier_wait(&shared.empty_q[q], unit / C::kQs % 2 ^ 1);
+    barrier_wait(&shared.empty_q[q][0], unit / C::kQs % 2 ^ 1);
     if (threadIdx.x >= 32) {
-      if (has_tile) copy_q<C>(p, shared.magic, work, shared_address(shared.q[q]));
-      barrier_arrive_after_copies(&shared.full_q[q]);
+      if (has_tile) copy_q<C, 1>(p, shared.magic, work, shared_address(shared.q[q]));
+      barrier_arrive_after_copies(&shared.full_q[q][0]);
     } else {
-      if (threadIdx.x == 0) barrier_arrive(&shared.full_q[q]);  // the unit is written
-      if (!is_last) make_next<C>(p, shared.magic, work, next, claimed);
+      if (threadIdx.x == 0) barrier_arrive(&shared.full_q[q][0]);  // the unit is written
+      if (!is_last) make_next<C>(mapped, shared.magic, work, next, claimed);
     }
     if (is_last) break;
     int pos = work.begin + C::kTile;

@@ -128,6 +128,30 @@ struct AttnParams {
   int32_t num_partial_rows;
 };
 
+// A CUtensorMap: how the device finds boxes of a tensor by itself.
+struct TensorMap {
+  uint64_t words[16];
+} __attribute__((aligned(64)));
+
+// The single argument of `extend_sm90_*`. Dimensions of the maps, the innermost first:
+// - q, out: 64 elements of a row; query heads; rows; panels of 64 elements. A box is the heads of a group, 64 / group_size rows;
+// - caches: 64 elements of a row; 8 tokens; panels of 64 elements; the page's groups of 8 tokens; steps between (page, KV head).
+//   A box is 16 tokens of a page and head. Tiles of KV that do not begin at a multiple of 16 do not come by the maps.
+struct AttnMappedParams {
+  AttnParams attn;
+  int32_t has_maps;      // 1: of k and v; page_size is a multiple of 16
+  int32_t has_row_maps;  // 1: besides, of q and out; group_size divides 64
+  int32_t k_page_step;   // a cache's last coordinate is page x page step + KV head x head step
+  int32_t k_head_step;
+  int32_t v_page_step;
+  int32_t v_head_step;
+  int32_t reserved[2];   // 0
+  TensorMap k_map;
+  TensorMap v_map;
+  TensorMap q_map;
+  TensorMap out_map;
+};
+
 // Writes new K and V to their slots: `store_kv_*`. Optionally rotates q and k first (RoPE).
 // Grid: one-dimensional, any size; block-stride over rows.
 struct StoreKvParams {
@@ -233,6 +257,7 @@ static_assert(sizeof(AttnTile) == 64, "layout is part of the contract");
 static_assert(sizeof(AttnRange) == 16, "layout is part of the contract");
 static_assert(sizeof(AttnMergeUnit) == 16, "layout is part of the contract");
 static_assert(sizeof(AttnParams) == 17 * 8 + 10 * 8 + 18 * 4, "layout is part of the contract");
+static_assert(sizeof(AttnMappedParams) == sizeof(AttnParams) + 8 * 4 + 4 * 128, "layout is part of the contract");
 static_assert(sizeof(StoreKvParams) == 10 * 8 + 14 * 8 + 14 * 4, "layout is part of the contract");
 static_assert(sizeof(MergeStatesParams) == 7 * 8 + 4 * 4, "layout is part of the contract");
 static_assert(sizeof(CheckRecord) == 24, "layout is part of the contract");

@@ -18,6 +18,11 @@ __device__ __forceinline__ void barrier_arrive(uint64_t* barrier) {
   asm volatile("{.reg .b64 state; mbarrier.arrive.shared.b64 state, [%0];}" ::"r"(shared_address(barrier)) : "memory");
 }
 
+// One arrival; the phase ends after `bytes` of boxes (tensor_map.cuh) have been written besides.
+__device__ __forceinline__ void barrier_arrive_expecting(uint64_t* barrier, int bytes) {
+  asm volatile("{.reg .b64 state; mbarrier.arrive.expect_tx.shared.b64 state, [%0], %1;}" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
+}
+
 // As barrier_arrive, but when all copies (cp_async) that the thread has started are there.
 __device__ __forceinline__ void barrier_arrive_after_copies(uint64_t* barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");

@@ -1,8 +1,9 @@
 // Matrix products of a warpgroup (four warps, 64 rows) on Hopper; PTX wgmma.mma_async m64nNk16, sm_90a only.
 //
-// Operands in shared memory lie in panels of 64 elements (128 bytes): [panel][row][64], a chunk of 16 bytes of row r at chunk
-// c ^ (r & 7), panels at multiples of 1024 bytes. The same image serves as rows of q, as rows of K (contraction along the
-// row), and as V (contraction along the tokens, transposed by the hardware).
+// Operands in shared memory are made of blocks of 8 rows of 64 elements (1024 bytes at multiples of 1024), a chunk of 16 bytes of
+// row r at chunk c ^ (r & 7). Blocks below and beside one another are at any fixed distance: q has panels of 64 elements,
+// [panel][row][64], K and V groups of 8 rows, [group][panel][8][64]. The same image serves as rows of K (contraction along the row)
+// and as V (contraction along the tokens, transposed by the hardware).
 //
 // Accumulators: lane l of warp w has rows 16 w + l / 4 (registers 4 i, 4 i + 1) and that + 8 (4 i + 2, 4 i + 3), columns
 // 8 i + 2 (l % 4) and the next. Packed pairs of them are the first operand of the next product, in order.
@@ -13,18 +14,23 @@
 #include "memory.cuh"
 #include "num.cuh"
 
-static constexpr int kPanelRow = 128;  // bytes
+static constexpr int kPanelRow = 128, kBlock = 1024;  // bytes
 
-// Bytes from an image's start to chunk `chunk` of `row`, in an image of `rows` rows.
-__device__ __forceinline__ int panel_at(int rows, int row, int chunk) {
-  return (chunk / 8 * rows + row) * kPanelRow + ((chunk ^ row) % 8) * 16;
+// Bytes from an image's start to chunk `chunk` of `row`, in an image of groups of `panels` blocks.
+__device__ __forceinline__ int group_at(int panels, int row, int chunk) {
+  return (row / 8 * panels + chunk / 8) * kBlock + row % 8 * kPanelRow + ((chunk ^ row) % 8) * 16;
 }
 
-// Where an operand is: the address in units of 16 bytes, the stride between groups of 8 rows (1024 bytes), the stride between
-// panels (which only a transposed operand uses), and the swizzle of 128 bytes.
-__device__ __forceinline__ uint64_t operand(uint32_t address, int panel_bytes) {
-  return static_cast<uint64_t>((address & 0x3ffff) >> 4) | static_cast<uint64_t>(panel_bytes >> 4) << 16 | static_cast<uint64_t>(1024 >> 4) << 32 | 1ull << 62;
-}
+// Where an operand is, as products take it: the address in units of 16 bytes, the distance to the block beside the first one (which
+// only a transposed operand uses), the distance to the one below it, and the swizzle of 128 bytes.
+struct Operand {
+  uint32_t low, high;
+
+  __device__ __forceinline__ Operand(uint32_t address, int below, int beside) : low(address >> 4 | beside >> 4 << 16), high(below >> 4 | 1 << 30) {}
+
+  // The operand `bytes` further on. One addition: the parts do not overflow into one another.
+  __device__ __forceinline__ uint64_t at(int bytes) const { return static_cast<uint64_t>(high) << 32 | (low + (bytes >> 4)); }
+};
 
 template <int kCount>
 __device__ __forceinline__ void hold(float (&d)[kCount]) {
@@ -43,6 +49,12 @@ __device__ __forceinline__ void products_wait() {
 
 // What this thread knows to be written to shared memory (by copies too) is seen by the products that it starts from here on.
 __device__ __forceinline__ void publish_to_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// Writes four 8 x 8 matrices of 16-bit elements as accumulators have them, packed; each lane says where a row of 16 bytes begins:
+// lanes 0 to 7 those of the first matrix, and so on.
+__device__ __forceinline__ void store_matrices(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
 
 // Registers a thread, for a whole warpgroup; what one gives up another may take.
 template <int kRegisters>

@@ -66,10 +66,18 @@ pub(crate) struct Entry {
     pub(crate) rows: u32,
 }
 
+/// File name of the kernels that take tensor maps.
+const MAPPED: &str = "extend_sm90";
+
 impl Entry {
     /// Whether it has a place for this many rows.
     const fn holds(&self, rows: u32) -> bool {
         self.rows == 0 || rows <= self.rows
+    }
+
+    /// Whether it takes tensor maps besides what all take.
+    pub(crate) fn takes_maps(&self) -> bool {
+        self.module.name == MAPPED
     }
 }
 
@@ -88,7 +96,7 @@ impl Families {
     /// File names of the kernels for requests that extend, the fast ones first.
     const fn extend(self) -> &'static [&'static str] {
         match self {
-            Self::All => &["extend_sm90", "extend"],
+            Self::All => &[MAPPED, "extend"],
             Self::Portable => &["extend"],
             Self::Plain => &[],
         }

@@ -7,7 +7,8 @@ use attn_metadata::Layer;
 
 use crate::device::{Device, DeviceBuffer, DeviceError, Kernel, KernelParams};
 use crate::entry::{Entry, LayerKernels};
-use crate::params::{AttnParams, StoreKvParams};
+use crate::maps::MadeMaps;
+use crate::params::{AttnMappedParams, AttnParams, StoreKvParams};
 
 /// Kernels by name and flavour.
 type Found<P> = Mutex<HashMap<(&'static str, bool), Kernel<P>>>;
@@ -16,11 +17,24 @@ type Found<P> = Mutex<HashMap<(&'static str, bool), Kernel<P>>>;
 #[derive(Debug, Default)]
 pub(crate) struct KernelSet {
     attention: Found<AttnParams>,
+    mapped: Found<AttnMappedParams>,
     store: Found<StoreKvParams>,
+    /// Tensor maps that were made so far.
+    pub(crate) maps: MadeMaps,
 }
 
 impl KernelSet {
-    /// A kernel of attention or of merging.
+    /// A kernel of attention that takes tensor maps.
+    pub(crate) fn mapped(
+        &self,
+        device: &Device,
+        entry: &Entry,
+        is_checked: bool,
+    ) -> Result<Kernel<AttnMappedParams>, DeviceError> {
+        find(&self.mapped, device, entry, is_checked)
+    }
+
+    /// Another kernel of attention, or one of merging.
     pub(crate) fn attention(
         &self,
         device: &Device,
@@ -44,7 +58,11 @@ impl KernelSet {
     pub(crate) fn load(&self, device: &Device, kernels: &LayerKernels, is_checked: bool) -> Result<(), DeviceError> {
         let pairs = kernels.decode.iter().chain([&kernels.extend]).flat_map(|pair| [pair.plain, pair.masked]);
         for entry in pairs.chain([kernels.merge]) {
-            self.attention(device, entry, is_checked)?;
+            if entry.takes_maps() {
+                self.mapped(device, entry, is_checked)?;
+            } else {
+                self.attention(device, entry, is_checked)?;
+            }
         }
         self.store(device, kernels.store, is_checked).map(|_| ())
     }

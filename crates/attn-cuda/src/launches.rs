@@ -10,7 +10,8 @@ use attn_metadata::{Kv, Layer, ModelSpec};
 
 use crate::backend::CLAIM_BYTES;
 use crate::device::{
-    CudaKv, CudaLseMut, CudaTensor, CudaTensorMut, Device, DeviceBuffer, DeviceError, Kernel, LaunchShape, SideStream,
+    CudaKv, CudaLseMut, CudaTensor, CudaTensorMut, Device, DeviceBuffer, DeviceError, Kernel, KernelParams,
+    LaunchShape, SideStream,
 };
 use crate::entry::Entry;
 use crate::kernel_set::{KernelSet, LayerConstants};
@@ -116,15 +117,30 @@ impl LayerCall<'_> {
         let own_claim = self.claims.address() + if part.is_decode { 0 } else { CLAIM_BYTES as u64 };
         let claim = if self.step.is_claimed(self.group, part) { own_claim } else { 0 };
         let params = AttnParams { step: part.step, tiles: part.tiles, ranges: part.ranges, claim, ..*params };
-        let kernel = self.kernels.attention(self.device, entry, self.check != 0)?;
-        let mut shape = self.shape(&kernel, entry, part.grid);
+        if entry.takes_maps() {
+            let kernel = self.kernels.mapped(self.device, entry, self.check != 0)?;
+            let params = self.kernels.maps.add(self.device, &params);
+            self.launch_part(&kernel, &self.shape(&kernel, entry, part.grid), &params, side)
+        } else {
+            let kernel = self.kernels.attention(self.device, entry, self.check != 0)?;
+            self.launch_part(&kernel, &self.shape(&kernel, entry, part.grid), &params, side)
+        }
+    }
+
+    fn launch_part<P: KernelParams>(
+        &self,
+        kernel: &Kernel<P>,
+        shape: &LaunchShape,
+        params: &P,
+        side: Option<&SideStream>,
+    ) -> Result<(), DeviceError> {
         let Some(side) = side else {
-            // SAFETY: see the module.
-            return unsafe { kernel.launch(&shape, &params) };
+            // SAFETY: see the module; maps describe the memory that the parameters name.
+            return unsafe { kernel.launch(shape, params) };
         };
-        shape.is_programmatic = false;
-        // SAFETY: see the module. Parts of a plan have rows of out, partial states and claims of their own.
-        unsafe { kernel.launch_beside(side, &shape, &params) }
+        let shape = LaunchShape { is_programmatic: false, ..*shape };
+        // SAFETY: as above. Parts of a plan have rows of out, partial states and claims of their own.
+        unsafe { kernel.launch_beside(side, &shape, params) }
     }
 
     fn streaming_blocks(&self) -> u32 {
@@ -132,7 +148,7 @@ impl LayerCall<'_> {
     }
 
     /// Kernels of images for 9.0 and newer wait inside for the one before.
-    fn shape<P: crate::device::KernelParams>(&self, kernel: &Kernel<P>, entry: &Entry, grid: u32) -> LaunchShape {
+    fn shape<P: KernelParams>(&self, kernel: &Kernel<P>, entry: &Entry, grid: u32) -> LaunchShape {
         LaunchShape {
             grid,
             block: entry.threads,

@@ -20,6 +20,7 @@ mod backend;
 mod entry;
 mod images;
 mod kernel_set;
+mod maps;
 mod merge_states;
 mod mirror;
 mod on_host;

@@ -4,7 +4,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::device::KernelParams;
+use crate::device::{KernelParams, TensorMap};
 
 /// A field of a twin, for the test against the header.
 #[cfg(test)]
@@ -27,8 +27,17 @@ macro_rules! c_type {
     (f32) => {
         f32
     };
+    (reserved2) => {
+        [i32; 2]
+    };
     (reserved3) => {
         [i32; 3]
+    };
+    (attn) => {
+        AttnParams
+    };
+    (map) => {
+        TensorMap
     };
 }
 
@@ -77,6 +86,12 @@ twins! {
         head_dim_qk: i32, head_dim_vo: i32, num_pages: i32, num_kv_indices: i32, num_partial_rows: i32,
     }
 
+    /// Attention of one layer, with the maps of Hopper's own kernels.
+    AttnMappedParams {
+        attn: attn, has_maps: i32, has_row_maps: i32, k_page_step: i32, k_head_step: i32, v_page_step: i32,
+        v_head_step: i32, reserved: reserved2, k_map: map, v_map: map, q_map: map, out_map: map,
+    }
+
     /// Writing new KV to its slots.
     StoreKvParams {
         k: ptr, v: ptr, k_cache: ptr, v_cache: ptr, slots: ptr, q: ptr, q_out: ptr, positions: ptr, cos_sin: ptr,
@@ -100,6 +115,8 @@ twins! {
 
 // SAFETY: the layout is that of the header's struct, which a test compares; `Pod` says that every byte is initialised.
 unsafe impl KernelParams for AttnParams {}
+// SAFETY: as above.
+unsafe impl KernelParams for AttnMappedParams {}
 // SAFETY: as above.
 unsafe impl KernelParams for StoreKvParams {}
 // SAFETY: as above.
@@ -139,6 +156,9 @@ mod tests {
             "i32" => ("", "int32_t"),
             "u32" => ("", "uint32_t"),
             "f32" => ("", "float"),
+            "attn" => ("", "AttnParams"),
+            "map" => ("", "TensorMap"),
+            "reserved2" => ("[2]", "int32_t"),
             _ => ("[3]", "int32_t"),
         };
         (format!("{name}{suffix}"), ty.to_owned())
@@ -146,7 +166,9 @@ mod tests {
 
     fn bytes_of(ty: &str) -> usize {
         match ty {
-            "ptr" | "i64" => 8,
+            "ptr" | "i64" | "reserved2" => 8,
+            "attn" => size_of::<AttnParams>(),
+            "map" => size_of::<TensorMap>(),
             "reserved3" => 12,
             _ => 4,
         }
@@ -155,12 +177,13 @@ mod tests {
     #[test]
     fn the_twins_have_the_fields_of_the_header() {
         let header = include_str!("../../../kernels/params.h");
-        let all: [(&str, &[Field], usize); 7] = [
+        let all: [(&str, &[Field], usize); 8] = [
             ("AttnStep", AttnStep::FIELDS, size_of::<AttnStep>()),
             ("AttnTile", AttnTile::FIELDS, size_of::<AttnTile>()),
             ("AttnRange", AttnRange::FIELDS, size_of::<AttnRange>()),
             ("AttnMergeUnit", AttnMergeUnit::FIELDS, size_of::<AttnMergeUnit>()),
             ("AttnParams", AttnParams::FIELDS, size_of::<AttnParams>()),
+            ("AttnMappedParams", AttnMappedParams::FIELDS, size_of::<AttnMappedParams>()),
             ("StoreKvParams", StoreKvParams::FIELDS, size_of::<StoreKvParams>()),
             ("MergeStatesParams", MergeStatesParams::FIELDS, size_of::<MergeStatesParams>()),
         ];

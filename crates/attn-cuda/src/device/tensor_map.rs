@@ -1,13 +1,14 @@
 //! Owns tensor maps: descriptions of strided tensors from which the device copies boxes by itself.
 
+use bytemuck::{Pod, Zeroable};
 use cudarc::driver::sys;
 
 use super::context::Device;
 use super::error::{DeviceError, check};
 
-/// A tensor map, passed to kernels by value.
+/// A tensor map, passed to kernels by value. The default is none: no kernel may use it.
 #[repr(C, align(64))]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct TensorMap {
     words: [u64; 16],
 }
