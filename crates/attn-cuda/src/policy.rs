@@ -14,9 +14,6 @@ use crate::tables::{Contents, GroupPlan, GroupSizes, MERGE_WARP_CHUNKS, Part, Pa
 const DECODE_CHUNK_LEN_PER_HEAD: u32 = 128;
 /// Shortest and longest of these.
 const DECODE_CHUNK_LENS: [u32; 2] = [256, 1024];
-/// Windows of up to so many tokens have chunks half as long: little is read, so that blocks which end at different times
-/// cost more than partial states.
-const SHORT_WINDOW: u32 = 2048;
 /// Tokens of a chunk of short requests that decode, at least; where the batch decides, chunks are multiples of it.
 const SHORTEST_DECODE_CHUNK_LEN: u32 = 128;
 /// Tokens of a chunk of requests that extend.
@@ -84,9 +81,15 @@ impl GroupPolicy {
             // Layers of one group may have softcap or not, and so different kernels: the plan fits them all.
             let decode = of_layers().map(|(_, k)| k.decode).collect::<Option<Vec<Pair>>>();
             let extend: Vec<Pair> = of_layers().map(|(_, k)| k.extend).collect();
-            let decode_config = decode
-                .as_ref()
-                .map(|pairs| config(group, pairs, decode_chunking(group, keeps.cut_by()), Sharing::Guided, num_sms));
+            let decode_config = decode.as_ref().map(|pairs| {
+                config(
+                    group,
+                    pairs,
+                    decode_chunking(group.heads.group_size(), keeps.cut_by()),
+                    Sharing::Guided,
+                    num_sms,
+                )
+            });
             let claims_units = extend.iter().all(|pair| pair.family() != "plain");
             // A warpgroup of Hopper's kernel has 64 rows.
             let has_warpgroups = extend.iter().all(|pair| pair.family() == "extend_sm90");
@@ -119,7 +122,12 @@ impl GroupPolicy {
     /// An empty plan.
     pub(crate) fn plan(&self, pool: PoolShape) -> GroupPlan {
         let part = |config: PlanConfig| Part { plan: Plan::new(config, self.group), batch: Batch::empty(pool) };
-        GroupPlan { decode: self.decode.map(part), extend: part(self.extend), max_decode_q_len: self.max_decode_q_len }
+        GroupPlan {
+            decode: self.decode.map(part),
+            extend: part(self.extend),
+            max_decode_q_len: self.max_decode_q_len,
+            may_be_at_once: self.at_once.is_some(),
+        }
     }
 
     /// Query tokens of one request that a captured bucket takes: a bucket of one row a request is for decoding alone,
@@ -230,11 +238,9 @@ const fn extend_chunking(keeps: Invariance) -> Chunking {
 }
 
 /// How requests that decode are cut.
-fn decode_chunking(group: &PlanGroup, by: CutBy) -> Chunking {
+fn decode_chunking(group_size: u32, by: CutBy) -> Chunking {
     let [shortest, longest] = DECODE_CHUNK_LENS;
-    let has_short_window = group.window_left.is_some_and(|window_left| window_left < SHORT_WINDOW);
-    let len_per_head = if has_short_window { DECODE_CHUNK_LEN_PER_HEAD / 2 } else { DECODE_CHUNK_LEN_PER_HEAD };
-    let len = group.heads.group_size().next_power_of_two().saturating_mul(len_per_head).clamp(shortest, longest);
+    let len = group_size.next_power_of_two().saturating_mul(DECODE_CHUNK_LEN_PER_HEAD).clamp(shortest, longest);
     Chunking { by, chunk_len: len, shortest: SHORTEST_DECODE_CHUNK_LEN, max_q_len: u32::MAX }
 }
 

@@ -28,6 +28,8 @@ pub(crate) struct GroupPlan {
     pub(crate) extend: Part,
     /// Query tokens of a request that decodes, at most.
     pub(crate) max_decode_q_len: u32,
+    /// Whether both parts may run at the same time.
+    pub(crate) may_be_at_once: bool,
 }
 
 /// The plan of some requests.
@@ -39,9 +41,9 @@ pub(crate) struct Part {
 }
 
 impl Part {
-    fn cut(&mut self, batch: &Batch, role: SubBatch, keep: impl Fn(&Request) -> bool) {
+    fn cut(&mut self, batch: &Batch, role: SubBatch, is_beside: bool, keep: impl Fn(&Request) -> bool) {
         batch.select_into(&mut self.batch, role, keep);
-        self.plan.cut(&self.batch);
+        if is_beside { self.plan.cut_beside(&self.batch) } else { self.plan.cut(&self.batch) }
     }
 }
 
@@ -56,10 +58,11 @@ impl GroupPlan {
     pub(crate) fn cut(&mut self, batch: &Batch) {
         let max = if self.decode.is_some() { self.max_decode_q_len } else { 0 };
         if let Some(decode) = &mut self.decode {
-            decode.cut(batch, SubBatch::First, |r| r.q_len <= max);
+            decode.cut(batch, SubBatch::First, false, |r| r.q_len <= max);
         }
         let role = if self.decode.is_some() { SubBatch::Later } else { SubBatch::First };
-        self.extend.cut(batch, role, |r| r.q_len > max);
+        let decodes = self.decode.as_ref().is_some_and(|part| part.plan.num_units() > 0);
+        self.extend.cut(batch, role, self.may_be_at_once && decodes, |r| r.q_len > max);
     }
 
     /// The second half.

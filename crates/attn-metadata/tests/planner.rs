@@ -363,6 +363,15 @@ fn a_skewed_batch_balances() {
 
 /// Tiles of 48 tokens of prompts after a long prefix, on 132 workers of 8 heads.
 fn long_tiles(lens: &[(u32, u32)], window_left: Option<u32>, rest_len: u32) -> Vec<u32> {
+    tiles_cut_by(lens, window_left, rest_len, Plan::update)
+}
+
+fn tiles_cut_by(
+    lens: &[(u32, u32)],
+    window_left: Option<u32>,
+    rest_len: u32,
+    cut: impl Fn(&mut Plan, &Batch),
+) -> Vec<u32> {
     let config = PlanConfig {
         tile_len: 48,
         num_workers: 132,
@@ -373,7 +382,7 @@ fn long_tiles(lens: &[(u32, u32)], window_left: Option<u32>, rest_len: u32) -> V
     let chunking = Chunking { max_q_len: 128, ..config.chunking };
     let group = PlanGroup::plain(HeadShape::new(32, 8, 128), true, window_left);
     let mut plan = Plan::new(PlanConfig { chunking, ..config }, group);
-    plan.update(&batch(lens, 0));
+    cut(&mut plan, &batch(lens, 0));
     plan.tiles().iter().map(|tile| tile.q_len).collect()
 }
 
@@ -386,6 +395,7 @@ fn tiles_of_an_unfilled_last_round_are_cut_short() {
     assert_eq!(lens.iter().sum::<u32>(), 4096);
     let uncut = long_tiles(&prompts, None, 48);
     assert_eq!(uncut.len() + 8, lens.len());
+    assert_eq!(tiles_cut_by(&prompts, None, 16, Plan::cut_beside), uncut, "rounds of all workers do not count");
     // Not where rounds are full, tiles differ, a window makes rows depend on their tile, or requests are cut in chunks.
     assert!(long_tiles(&[(48 * 33, 18_432)], None, 16).iter().all(|len| *len == 48));
     for (lens, window) in [(&[(4096, 4096); 2][..], None), (&prompts, Some(1024)), (&[(100, 20_000); 70], None)] {

@@ -240,13 +240,24 @@ impl Plan {
     /// alone, however many units they are, so a plan that is too large can be refused after it. There are no ranges before
     /// [`share_out`](Self::share_out).
     pub fn cut(&mut self, batch: &Batch) {
+        self.rest_tiles = rest_tiles(&self.config, &self.group, batch);
+        self.cut_requests(batch);
+    }
+
+    /// As [`cut`](Self::cut), where only some of the workers will take units at first, since others do other work: no tiles
+    /// are cut for a last round of all of them.
+    pub fn cut_beside(&mut self, batch: &Batch) {
+        self.rest_tiles = 0;
+        self.cut_requests(batch);
+    }
+
+    fn cut_requests(&mut self, batch: &Batch) {
         self.tiles.clear();
         self.ranges.clear();
         (self.num_units, self.num_partial_rows, self.total_cost) = (0, 0, 0);
         if self.config.chunking.by == CutBy::Batch {
             self.batch_chunk_len = balanced_chunk_len(&self.config, &self.group, batch);
         }
-        self.rest_tiles = rest_tiles(&self.config, &self.group, batch);
         for (index, request) in (0u32..).zip(batch.requests()) {
             self.cut_request(index, request);
         }
