@@ -34,9 +34,9 @@ pub(crate) struct AtOnce {
     pub(crate) seconds: f64,
 }
 
-/// What is known of a group's kernels where its parts may run at once.
+/// What the kernels of a group reach, where its parts may run at once.
 #[derive(Clone, Debug)]
-pub(crate) struct Planner {
+pub(crate) struct GroupRates {
     decode: KernelRates,
     extend: KernelRates,
     kv_bytes_per_token: u64,
@@ -55,7 +55,7 @@ struct Work {
     num_units: u64,
 }
 
-impl Planner {
+impl GroupRates {
     /// `families`: of decoding and of prefill. `None` where nobody measured them on this GPU, or blocks of both fit into one
     /// multiprocessor: those of `extend_sm90` fill it.
     pub(crate) fn new(

@@ -3,7 +3,7 @@
 use attn_metadata::plan::{Chunking, CutBy, Plan, PlanConfig, Sharing, max_chunks, workspace_requirement};
 use attn_metadata::{Batch, BatchLimits, Bucket, CaptureLimits, ModelSpec, PlanGroup, PoolShape};
 
-use crate::at_once::{AtOnce, Planner};
+use crate::at_once::{AtOnce, GroupRates};
 use crate::device::DeviceProperties;
 use crate::entry::{LayerKernels, Pair};
 use crate::step::Grids;
@@ -62,8 +62,8 @@ pub(crate) struct GroupPolicy {
     /// Query tokens of a request that decodes, at most; 0: none does.
     max_decode_q_len: u32,
     labels: [&'static str; 2],
-    /// Where both parts may run at the same time.
-    at_once: Option<Planner>,
+    /// What its kernels reach, where both parts may run at the same time.
+    rates: Option<GroupRates>,
 }
 
 impl GroupPolicy {
@@ -96,14 +96,14 @@ impl GroupPolicy {
             let rest_len = if has_warpgroups { (64 / group.heads.group_size()).max(1) } else { u32::MAX };
             let sharing = if claims_units { Sharing::LongestFirst { rest_len } } else { Sharing::Even };
             let labels = [label(first.decode.map_or("plain", |pair| pair.family())), label(first.extend.family())];
-            let at_once = Planner::new(gpu, labels, group, model.kv_dtype());
+            let rates = GroupRates::new(gpu, labels, group, model.kv_dtype());
             Self {
                 group: *group,
                 max_decode_q_len: decode_config.map_or(0, |config| config.tile_len),
                 decode: decode_config,
                 extend: config(group, &extend, extend_chunking(keeps), sharing, num_sms),
                 labels,
-                at_once,
+                rates,
             }
         };
         model.groups().iter().enumerate().map(of_group).collect()
@@ -126,7 +126,7 @@ impl GroupPolicy {
             decode: self.decode.map(part),
             extend: part(self.extend),
             max_decode_q_len: self.max_decode_q_len,
-            may_be_at_once: self.at_once.is_some(),
+            may_be_at_once: self.rates.is_some(),
         }
     }
 
@@ -160,7 +160,7 @@ impl GroupPolicy {
 
     /// How both parts of a plan run at the same time, where they do.
     pub(crate) fn at_once(&self, plan: &GroupPlan) -> Option<AtOnce> {
-        self.at_once.as_ref()?.plan(plan)
+        self.rates.as_ref()?.plan(plan)
     }
 
     /// Grids for every batch of a bucket.

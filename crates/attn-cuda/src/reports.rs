@@ -37,14 +37,16 @@ pub(crate) fn report(
     for (group, at_once) in parts_at_once.enumerate().filter_map(|(group, at_once)| Some((group, at_once?))) {
         predict_at_once(&mut report, group, plans.len(), &at_once);
         report.notes.push(format!(
-            "group {group}: decoding and prefill at once, prefill on {} of {} multiprocessors",
+            "group {group}: decoding and prefill at once, prefill on {} of {} multiprocessors; its predicted time is that \
+             of both, decoding's that of launching and merging",
             at_once.extend_sms, gpu.num_sms
         ));
     }
     report
 }
 
-/// What both parts of a group take together is said of prefill, and nothing of decoding but what surrounds it.
+/// What both parts of a group take together is predicted for prefill, and for decoding only what surrounds them, so that the
+/// sum is right; the note says so.
 fn predict_at_once(report: &mut PlanReport, group: usize, num_groups: usize, at_once: &AtOnce) {
     let extend = &mut report.groups[group];
     extend.predicted_s = Some(at_once.seconds);

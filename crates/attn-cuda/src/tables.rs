@@ -1,6 +1,6 @@
 //! Owns a step's tables as the kernels read them: which sections there are, where each begins, what is in it.
 //!
-//! The host plans ([`GroupPlan`]), then writes the sections into one pinned buffer, and one copy takes them to the
+//! The host plans ([`GroupPlan`]), then writes the sections into one pinned buffer, and what is used of them goes to the
 //! device. For a captured step the sections have room for every batch that fits the bucket, so that their addresses
 //! stay what was recorded, and copies take what the batch uses of it (`spans.rs`); the page table comes last, so that
 //! what is sent ends with what is used of it, and so that the device may read it where the batch has it.

@@ -41,6 +41,14 @@ fn policy(model: &ModelSpec, num_sms: u32, keeps: Invariance) -> GroupPolicy {
     GroupPolicy::of_model(model, &[kernels], &gpu, keeps).remove(0)
 }
 
+/// Heads, windows and what bits do not depend on, in turns.
+fn of_case(case: usize) -> (Arc<ModelSpec>, GroupPolicy) {
+    let heads = [HeadShape::new(8, 2, 128), HeadShape::new(40, 8, 64), HeadShape::new(64, 1, 128)][case % 3];
+    let model = model(heads, [None, Some(700)][case % 2]);
+    let policy = policy(&model, 5, KEEPS[case / 6 % 3]);
+    (model, policy)
+}
+
 /// A batch of requests (q_len, kv_len) that appends, with some padding rows.
 fn batch(requests: &[(u32, u32)], padding_rows: u32) -> Batch {
     let indptr = |counts: Vec<u32>| -> Vec<i32> {
@@ -217,9 +225,8 @@ fn tables_cover_every_unit_and_merge_every_split_row_once() {
 fn a_bucket_has_room_for_every_batch_that_fits_it() {
     let mut rng = Rng(11);
     for case in 0..40 {
-        let heads = [HeadShape::new(8, 2, 128), HeadShape::new(40, 8, 64), HeadShape::new(64, 1, 128)][case % 3];
-        let model = model(heads, [None, Some(700)][case % 2]);
-        let (policy, group) = (policy(&model, 5, KEEPS[case / 6 % 3]), &model.groups()[0]);
+        let (model, policy) = of_case(case);
+        let group = &model.groups()[0];
         let bucket = Bucket { num_requests: 6, num_rows: 150 };
         let limits = CaptureLimits { buckets: vec![bucket], max_kv_len: 40_000, num_pool_pages: 20_000, appends: true };
         let bound = policy.size_bound(group, &limits, bucket);
@@ -361,9 +368,8 @@ impl Sent {
 fn what_is_sent_of_a_buckets_tables_is_all_that_kernels_read() {
     let mut rng = Rng(23);
     for case in 0..20 {
-        let heads = [HeadShape::new(8, 2, 128), HeadShape::new(40, 8, 64), HeadShape::new(64, 1, 128)][case % 3];
-        let model = model(heads, [None, Some(700)][case % 2]);
-        let (policy, group) = (policy(&model, 5, KEEPS[case / 6 % 3]), &model.groups()[0]);
+        let (model, policy) = of_case(case);
+        let group = &model.groups()[0];
         // Room enough that used parts lie further apart than a copy bridges.
         let bucket = Bucket { num_requests: 3000, num_rows: 6000 };
         let limits = CaptureLimits { buckets: vec![bucket], max_kv_len: 40_000, num_pool_pages: 20_000, appends: true };
@@ -404,4 +410,31 @@ fn a_large_bucket_sends_what_its_batch_uses() {
     // The slots of all rows, padding for most of them, are 32 KiB.
     assert!(one.0 < 256 << 10 && few.0 < 512 << 10 && many.0 < 2 << 20, "{one:?}, {few:?}, {many:?} of {room}");
     assert!([one, few, many].iter().all(|(_, num_copies)| *num_copies <= 4), "{one:?}, {few:?}, {many:?}");
+}
+
+/// Prefill leaves multiprocessors to decoding, and its tiles are not cut for rounds of all of them.
+#[test]
+fn a_mixed_batch_runs_at_once_and_a_bucket_does_not() {
+    let model = model(HeadShape::new(32, 8, 128), None);
+    let (policy, group) = (policy(&model, 132, Invariance::Batch), &model.groups()[0]);
+    let (prefill, decode) = ([(512, 4096); 4], [(1, 4096); 60]);
+    let planned = |requests: &[(u32, u32)]| {
+        let batch = batch(requests, 0);
+        let mut plan = policy.plan(batch.pool());
+        plan.update(&batch);
+        let grids = policy.eager_grids(&plan, contents_of(&batch, batch.num_rows()));
+        (plan, grids)
+    };
+    let (alone, of_alone) = planned(&prefill);
+    let (both, of_both) = planned(&[&prefill[..], &decode].concat());
+    assert!(!of_alone.is_at_once && of_alone.extend == 132 && of_alone.decode == 0, "{of_alone:?}");
+    assert!(of_both.is_at_once && of_both.decode == 396 && (66..=124).contains(&of_both.extend), "{of_both:?}");
+    let shortest = |plan: &GroupPlan| plan.extend.plan.tiles().iter().map(|tile| tile.q_len).min();
+    // 512 tokens are ten tiles of 48 and 32 tokens; for a last round some have 16.
+    assert_eq!((shortest(&alone), shortest(&both)), (Some(16), Some(32)));
+
+    let bucket = Bucket { num_requests: 64, num_rows: 4096 };
+    let limits = CaptureLimits { buckets: vec![bucket], max_kv_len: 4096, num_pool_pages: 1 << 16, appends: true };
+    let recorded = policy.captured_grids(group, &limits, bucket);
+    assert!(!recorded.is_at_once && recorded.extend == 132 && recorded.decode == 396, "{recorded:?}");
 }

@@ -117,9 +117,9 @@ impl Staging {
     }
 
     /// Lets `fill` write the first `len` bytes, then copies those that lie in `spans`, which ascend, to their places in
-    /// `target`, and the page ids to theirs behind them, in stream order. Work given before reads what `target` held before, graphs included: so it is
-    /// not borrowed for writing. Page ids in memory that is filled again and again are read by the device where they
-    /// lie, others are copied with the rest.
+    /// `target`, and the page ids to theirs behind them, in stream order. Work given before reads what `target` held
+    /// before, graphs included: so it is not borrowed for writing. Page ids in memory that is filled again and again are
+    /// read by the device where they lie, others are copied with the rest.
     ///
     /// Waits only where the copy of three steps before has not been done.
     ///
