@@ -27,8 +27,11 @@ impl Memory {
     /// # Errors
     /// [`ReplayError::Memory`] where the result alone needs more than there is.
     pub(super) fn of(problem: &Problem, options: &ReplayOptions) -> Result<Self, ReplayError> {
-        let free = || doctor::available_memory_bytes();
-        let available = options.memory_bytes.unwrap_or_else(|| free() - free() / ROOM);
+        let most_of_free = || {
+            let free = doctor::available_memory_bytes();
+            free - free / ROOM
+        };
+        let available = options.memory_bytes.unwrap_or_else(most_of_free);
         let memory = Self { available, needed: needed(problem, options.cache_out) };
         memory.check(0).map(|()| memory)
     }
