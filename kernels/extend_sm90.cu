@@ -19,8 +19,9 @@
 // Registers: 64 x kDv / 128 outputs a thread, kTile / 2 scores, kTile / 4 weights.
 // Barriers: `full` when copies are there, `empty` when every computing warp is done, one of each for every stage of K and of V
 //   and every place of q; with maps of rows, for every warpgroup's part of a place. `made`, `begun`, `done`: of units, with maps.
-//   A unit is written before the `full` of its q. Its place is written again three units later, for which the q of a unit after it
-//   must have been let go; with maps, when all are `done` with it.
+//   Without maps a unit is written before the `full` of its q, and its place is written again three units later, for which the q
+//   of a unit after it must have been let go. With maps units have their own barriers, at which every thread that wrote or read
+//   arrives: what a lane arrives for others is ordered too, but racecheck does not know it.
 // Results leave from registers, or (whole boxes of 64 rows, two places of q) by way of the warpgroup's rows of q, which are then
 //   let go when the results are there instead of after the last scores.
 // Rows of V beyond the request are zero, never read; those of K beyond the chunk are zero, tokens of no row's sight, or what was there
@@ -238,6 +239,7 @@ struct Walk {
   // (of anything where there is none, so that what is under way is always the same).
   __device__ __forceinline__ void enter(unsigned unit, Scores<C>& s) {
     const unsigned place = unit % C::kQs;
+    if (kMapped) barrier_wait(&shared.made[unit % C::kUnits], unit / C::kUnits % 2);
     wait_full(&shared.full_q[place][of_group()], unit / C::kQs % 2, kMapped && mapped.has_row_maps != 0);
     const Work& work = work_of(unit);
     if (work.num_rows != 0) skip_tiles<C>(shared, stage, group, sight_in(work).first_tile);
@@ -441,7 +443,7 @@ __device__ __forceinline__ void compute_all(const AttnMappedParams& mapped, Shar
     } else {
       write_results<C>(p, shared.magic, walk.work_of(unit), walk.c, rows);
     }
-    release(&shared.done[unit % C::kUnits]);
+    barrier_arrive(&shared.done[unit % C::kUnits]);
     if (!C::kEntersEarly) walk.enter(unit + 1, s);
   }
   products_wait<0>();
@@ -462,8 +464,8 @@ __device__ __forceinline__ void init_barriers(const AttnMappedParams& mapped, Sh
     barrier_init(&shared.full_v[i], has_maps ? 1 : C::kWarpgroup), barrier_init(&shared.empty_v[i], kComputing);
   }
   for (int i = 0; i < C::kUnits; ++i) {
-    barrier_init(&shared.made[i], 1), barrier_init(&shared.begun[i], 1);
-    barrier_init(&shared.done[i], kComputing + (has_maps ? 3 : 0));
+    barrier_init(&shared.made[i]), barrier_init(&shared.begun[i], 1);
+    barrier_init(&shared.done[i], 32 * (kComputing + (has_maps ? 3 : 0)));
   }
 }
 

@@ -19,11 +19,10 @@ __device__ __forceinline__ const Work& wait_made(Shared<C>& shared, unsigned uni
   return shared.units[unit % C::kUnits];
 }
 
-// The warp will not look at the unit again.
+// The thread will not look at the unit again.
 template <class C>
 __device__ __forceinline__ void leave_unit(Shared<C>& shared, unsigned unit) {
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) barrier_arrive(&shared.done[unit % C::kUnits]);
+  barrier_arrive(&shared.done[unit % C::kUnits]);
 }
 
 // The first warp: makes units; the first one is made.
@@ -34,8 +33,8 @@ __device__ __forceinline__ void make_all(const AttnMappedParams& mapped, Shared<
     if (unit >= C::kUnits) barrier_wait(&shared.done[unit % C::kUnits], unit / C::kUnits % 2 ^ 1);
     if (unit > kMadeAhead) barrier_wait(&shared.begun[(unit - kMadeAhead) % C::kUnits], (unit - kMadeAhead) / C::kUnits % 2);
     if (unit > 0) make_next<C>(mapped, shared.magic, shared.units[(unit - 1) % C::kUnits], work, claimed);
-    __syncwarp();
-    if (threadIdx.x == 0) barrier_arrive(&shared.made[unit % C::kUnits]);
+    barrier_arrive(&shared.made[unit % C::kUnits]);
+    __syncwarp();  // the next one begins with what other lanes wrote
     if (work.num_rows == 0) return;
   }
 }
