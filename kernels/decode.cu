@@ -41,8 +41,8 @@ struct Config {
   static constexpr bool kFp8 = Same<KV, Fp8>::value;
   using Math = typename Either<kFp8, F16, Q>::T;  // e4m3 is a subset of f16
 
-  static constexpr int kWarps = kDq >= 192 ? 2 : 4;
-  static constexpr int kThreads = 32 * kWarps;
+  static constexpr int kWarps = kDq >= 192 ? 2 : 4;  // that copy and compute
+  static constexpr int kThreads = 32 * (kWarps + 1);
   static constexpr int kGroups = kDq <= 64 || (kFp8 && kDq == 128) ? 2 : 1;  // of 16 tokens, a warp and tile
   static constexpr int kOwn = 16 * kGroups;                                  // tokens of a warp and tile
   static constexpr int kTile = kOwn * kWarps;
@@ -55,24 +55,20 @@ struct Config {
   static constexpr int kStages = kWarps * kStageBytes >= 24 * 1024 ? 2 : kWarps * kStageBytes >= 16 * 1024 ? 3 : 4;
   static constexpr bool kQInRegisters = kDq < 192;  // else its fragments come from shared memory for each tile
 
-  // What a warp hands on at a time: outputs of 8 rows, each lane its own fragments, and (m, l) of each lane. The slot is
-  // beside the ring; where there is no room it is the stage that the giving warp has just computed, and is refilled when the
-  // taker is done.
-  static constexpr bool kSlotInRing = kDq >= 192;
+  static constexpr int kSegment = 1024 / kTile * kTile;  // tokens
+
+  // What a warp hands on at a time: outputs of 8 rows, each lane its own fragments, and (m, l) of each lane.
   static constexpr int kSlotBytes = kDv / 8 * 32 * 8, kStatBytes = 32 * 8;
-  static_assert(!kSlotInRing || kSlotBytes <= kStageBytes, "the slot fits into a stage");
 
   static constexpr int kRingBytes = kWarps * kStages * kStageBytes;
-  static constexpr int kQAt = kRingBytes;
-  static constexpr int kQBytes = kQInRegisters ? 0 : kMaxRows * QLayout::kPitch;
-  static constexpr int kStatAt = kQAt + kQBytes;
-  static constexpr int kSlotAt = kStatAt + kStatBytes;
-  static_assert(!kSlotInRing || kWarps == 2, "one taker of what is in the ring");
-  static constexpr int kClaimsAt = kSlotAt + (kSlotInRing ? 0 : kSlotBytes);
-  static constexpr int kBarriersAt = kClaimsAt + kClaims * 8;
-  static constexpr int kWarpAt = kBarriersAt + kWarps * 8;
-  static constexpr int kWarpBytes = static_cast<int>(sizeof(Cursor)) + kStages * (static_cast<int>(sizeof(TileInfo)) + kOwn * 4);
-  static constexpr int kSharedBytes = kWarpAt + kWarps * kWarpBytes;
+  static constexpr int kQAt = kRingBytes, kQBytes = kMaxRows * QLayout::kPitch;
+  static constexpr int kSlotAt = kQAt + kStages * kQBytes;
+  static constexpr int kStatAt = kSlotAt + kSlotBytes;
+  static constexpr int kPagesAt = kStatAt + kStatBytes;
+  static constexpr int kSegmentsAt = kPagesAt + kStages * kSegment * 4;
+  static constexpr int kBarriersAt = kSegmentsAt + kStages * static_cast<int>(sizeof(Segment));
+  static constexpr int kScheduleBarriersAt = kBarriersAt + kWarps * 8;
+  static constexpr int kSharedBytes = kScheduleBarriersAt + (2 * kStages + 1) * 8;
 
   // Copying: kLanesPerRow lanes share a row; each lane takes the rows r0, r0 + kRowsPerPass, ...
   static constexpr int kLanesPerRow = at_most(kKRow % 128 == 0 ? 8 : kKRow % 64 == 0 ? 4 : 2, kVRow % 128 == 0 ? 8 : kVRow % 64 == 0 ? 4 : 2);
@@ -83,30 +79,6 @@ struct Config {
   static constexpr bool kIsCramped = kDq == 128 || kDq == 256;  // registers are short
   static_assert(kOwn % kRowsPerPass == 0 && kOwn <= 32 && kDq % 16 == 0 && kDv % 16 == 0, "");
 };
-
-// Copies the rows of q of a unit to where fragments come from, 16 bytes a thread and step. fp8 KV: as f16, dims within 16 in
-// the order in which bytes of K come (see scores).
-template <class C>
-__device__ __forceinline__ void copy_q(const AttnParams& p, const TileInfo& info, unsigned char* q_rows) {
-  constexpr int kChunks = C::kDq / 8;
-#pragma unroll 2
-  for (int i = threadIdx.x; i < kMaxRows * kChunks; i += C::kThreads) {
-    const int row = i / kChunks, chunk = i % kChunks;
-    if (row >= info.num_rows) break;
-    const int token = row / p.group_size, head = info.kv_head * p.group_size + row - token * p.group_size;
-    const int64_t from = (info.q_begin + token) * p.q_stride_row + head * p.q_stride_head + chunk * 8;
-    const uint4 x = *reinterpret_cast<const uint4*>(ptr<const uint16_t>(p.q) + from);
-    if constexpr (C::kFp8) {
-      const float2 a = unpack2<typename C::Q>(x.x), b = unpack2<typename C::Q>(x.y), c = unpack2<typename C::Q>(x.z), d = unpack2<typename C::Q>(x.w);
-      // Eight dims are two lanes' quadruples: their first pairs go to slots 2c, their second pairs to slots 2c + 8.
-      const int even = chunk & ~1, half = chunk % 2 * 8;
-      *reinterpret_cast<uint2*>(q_rows + C::QLayout::at(row, even) + half) = make_uint2(pack2<F16>(a.x, a.y), pack2<F16>(c.x, c.y));
-      *reinterpret_cast<uint2*>(q_rows + C::QLayout::at(row, even + 1) + half) = make_uint2(pack2<F16>(b.x, b.y), pack2<F16>(d.x, d.y));
-    } else {
-      *reinterpret_cast<uint4*>(q_rows + C::QLayout::at(row, chunk)) = x;
-    }
-  }
-}
 
 // Where a lane's rows of A fragments of q are.
 template <class C>
@@ -121,48 +93,17 @@ struct Rows {
   float o[C::kDv / 8][4];                             // C fragments; fp8: dims permuted within 16, see write_row
   float m[2], l[2];                                   // of rows g and g + 8; l: of the lane's own columns
 
-  // Fragments of q from global memory; rows beyond the unit's are zero.
-  __device__ __forceinline__ void load_q(const AttnParams& p, const TileInfo& info) {
-    const int lane = lane_of_thread<C::kIsCramped>(), g = lane / 4, c = lane % 4;
+  // Before a unit, whose rows of q are in shared memory.
+  __device__ __forceinline__ void begin(uint32_t q_rows) {
+    if constexpr (C::kQInRegisters) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = g + 8 * half, token = row / p.group_size, head = info.kv_head * p.group_size + row - token * p.group_size;
-      const bool valid = row < info.num_rows;
-      const uint16_t* from = ptr<const uint16_t>(p.q) + (info.q_begin + token) * p.q_stride_row + head * p.q_stride_head;
-#pragma unroll
-      for (int k = 0; k < C::kDq / 16; ++k) {
-        if constexpr (C::kFp8) {
-          // As f16, dims in the order in which bytes of K come (see scores): four neighbours are slots 2c, 2c + 1, 2c + 8, 2c + 9.
-          const uint2 x = valid ? *reinterpret_cast<const uint2*>(from + k * 16 + 4 * c) : make_uint2(0, 0);
-          const float2 lo = unpack2<typename C::Q>(x.x), hi = unpack2<typename C::Q>(x.y);
-          q[k][half] = pack2<F16>(lo.x, lo.y), q[k][half + 2] = pack2<F16>(hi.x, hi.y);
-        } else {
-          q[k][half] = valid ? *reinterpret_cast<const uint32_t*>(from + k * 16 + 2 * c) : 0;
-          q[k][half + 2] = valid ? *reinterpret_cast<const uint32_t*>(from + k * 16 + 2 * c + 8) : 0;
-        }
-      }
+      for (int k = 0; k < C::kDq / 16; ++k) ldmatrix4(q[k], C::QLayout::further(q_address<C>(q_rows), k * 32));
     }
-  }
-
-  // Before a unit.
-  __device__ __forceinline__ void clear() {
     m[0] = m[1] = -kInf, l[0] = l[1] = 0.0f;
 #pragma unroll
     for (int i = 0; i < C::kDv / 8; ++i) o[i][0] = o[i][1] = o[i][2] = o[i][3] = 0.0f;
   }
 };
-
-// Makes the rows of q of a unit ready. Where they are in shared memory, all warps do it together.
-template <class C>
-__device__ __forceinline__ void exchange_q(const AttnParams& p, const TileInfo& info, unsigned char* shared, Rows<C>& rows) {
-  if constexpr (C::kQInRegisters) {
-    rows.load_q(p, info);
-  } else {
-    __syncthreads();  // all are done with the rows before
-    copy_q<C>(p, info, shared + C::kQAt);
-    __syncthreads();
-  }
-}
 
 // S = Q K^T for the warp's 16 x kGroups tokens.
 template <class C>
@@ -207,19 +148,18 @@ __device__ __forceinline__ void scores(const Rows<C>& rows, uint32_t q_rows, uin
 
 // Softcap, ALiBi, then -inf for keys that a row does not see. Rare for long chunks, so all that it needs is fetched here.
 template <class C>
-__device__ __forceinline__ void mask_scores(const AttnParams& p, const TileInfo& info, float scale, float (&s)[2 * C::kGroups][4]) {
+__device__ __forceinline__ void mask_scores(const AttnParams& p, const Segment& now, int pos, float scale, float (&s)[2 * C::kGroups][4]) {
   const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
-  const int first = info.begin + warp * 16 * C::kGroups + 2 * c;
-  const AttnTile* tile = ptr<const AttnTile>(p.tiles) + info.tile;
-  const int tile_pos = load_table(&tile->q_pos);
+  const int first = pos + warp * C::kOwn + 2 * c;
+  const AttnTile* tile = ptr<const AttnTile>(p.tiles) + now.tile;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int row = min(g + half * 8, p.group_size * load_table(&tile->q_len) - 1), token = row / p.group_size;  // surplus rows: any
-    const int q_pos = tile_pos + token;
+    const int row = min(g + half * 8, now.unit.num_rows - 1), token = row / p.group_size;  // surplus rows: any
+    const int q_pos = now.q_pos + token;
     const KeyRange keys = visible_keys(p, q_pos);
-    const int last = min(keys.last, info.end - 1);
+    const int last = min(keys.last, now.end - 1);
     float slope = 0.0f;
-    if (C::kGeneral && p.alibi_slopes != 0) slope = ptr<const float>(p.alibi_slopes)[info.kv_head * p.group_size + row % p.group_size];
+    if (C::kGeneral && p.alibi_slopes != 0) slope = ptr<const float>(p.alibi_slopes)[now.unit.kv_head * p.group_size + row % p.group_size];
 #pragma unroll
     for (int n = 0; n < 2 * C::kGroups; ++n) {
 #pragma unroll
@@ -347,21 +287,21 @@ struct Row {
 
 // Writes the result or the partial state of row g + 8 half of a unit.
 template <class C, int kFragments>
-__device__ __forceinline__ void write_row(const AttnParams& p, const TileInfo& info, const Row<kFragments>& from, int half, float c) {
+__device__ __forceinline__ void write_row(const AttnParams& p, const Unit& unit, const Row<kFragments>& from, int half, float c) {
   const int lane = threadIdx.x % 32, row = lane / 4 + 8 * half, quad_lane = lane % 4;
   const float l = quad_sum(from.l);
-  if (row >= info.num_rows) return;
+  if (row >= unit.num_rows) return;
   const float lse2 = lse_base2(from.m, l, c);
-  const int token = row / p.group_size, head = info.kv_head * p.group_size + row - token * p.group_size;
-  const bool is_split = info.partial >= 0;
+  const int token = row / p.group_size, head = unit.kv_head * p.group_size + row - token * p.group_size;
+  const bool is_split = unit.partial >= 0;
   const RowEnd end = end_row(l, lse2, is_split ? -kInf : sink_of(p, head));
   const float scale = end.scale * p.v_scale;
-  const int64_t partial = static_cast<int64_t>(info.partial) + row;
+  const int64_t partial = static_cast<int64_t>(unit.partial) + row;
   if (quad_lane == 0 && from.first_dim == 0) {
     if (is_split) {
       ptr<float>(p.partial_lse)[partial] = lse2;
     } else {
-      store_lse(p, info.q_begin + token, head, end.lse);
+      store_lse(p, unit.q_begin + token, head, end.lse);
     }
   }
   float* to = ptr<float>(p.partial_out) + partial * C::kDv;
@@ -376,7 +316,7 @@ __device__ __forceinline__ void write_row(const AttnParams& p, const TileInfo& i
       if (is_split) {
         store_kept(reinterpret_cast<float4*>(to + d), x, policy);
       } else {
-        store_out4<typename C::Q>(p, info.q_begin + token, head, d, x);
+        store_out4<typename C::Q>(p, unit.q_begin + token, head, d, x);
       }
     } else {
       const int d = from.first_dim + i * 8 + 2 * quad_lane;
@@ -384,44 +324,40 @@ __device__ __forceinline__ void write_row(const AttnParams& p, const TileInfo& i
         store_kept(reinterpret_cast<float2*>(to + d), a, policy);
         store_kept(reinterpret_cast<float2*>(to + d + 8), b, policy);
       } else {
-        store_out2<typename C::Q>(p, info.q_begin + token, head, d, a.x, a.y);
-        store_out2<typename C::Q>(p, info.q_begin + token, head, d + 8, b.x, b.y);
+        store_out2<typename C::Q>(p, unit.q_begin + token, head, d, a.x, a.y);
+        store_out2<typename C::Q>(p, unit.q_begin + token, head, d + 8, b.x, b.y);
       }
     }
   }
 }
 
-// The end of a unit that is not its block's last: its state goes from warp to warp, 8 rows at a time. `stage_idx`: the one just
-// computed. `round`: how many times 8 rows have gone round in the block; all warps count alike.
+// The end of a unit that is not its block's last: its state goes from warp to warp, 8 rows at a time. `round`: how many times 8
+// rows have gone round in the block; all warps count alike.
 template <class C>
-__device__ __forceinline__ void end_unit(const AttnParams& p, Rows<C>& rows, const TileInfo& info, float c, unsigned char* shared, int stage_idx, int& round) {
+__device__ __forceinline__ void end_unit(const AttnParams& p, Rows<C>& rows, const Unit& unit, float c, unsigned char* shared, int& round) {
   constexpr int kLast = C::kWarps - 1;
   const int warp = threadIdx.x / 32;
   uint64_t* barriers = reinterpret_cast<uint64_t*>(shared + C::kBarriersAt);
   uint64_t* taken = barriers;  // [0]: the last warp has taken the state out of the slot; [w]: warp w - 1 has put it there
-  auto slot_from = [&](int giver) {
-    const int at = C::kSlotInRing ? (giver * C::kStages + stage_idx) * C::kStageBytes : C::kSlotAt;
-    return Slot<C>{reinterpret_cast<float2*>(shared + at), reinterpret_cast<float2*>(shared + C::kStatAt)};
-  };
+  const Slot<C> slot = {reinterpret_cast<float2*>(shared + C::kSlotAt), reinterpret_cast<float2*>(shared + C::kStatAt)};
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    if (8 * half >= info.num_rows) break;
+    if (8 * half >= unit.num_rows) break;
     if (warp > 0) {
       barrier_wait(barriers + warp, round & 1);
-      slot_from(warp - 1).add_to(rows, half, c);
-    } else if (!C::kSlotInRing && round > 0) {
+      slot.add_to(rows, half, c);
+    } else if (round > 0) {
       barrier_wait(taken, (round & 1) ^ 1);
     }
     if (warp < kLast) {
-      slot_from(warp).put(rows, half);
+      slot.put(rows, half);
       barrier_arrive(barriers + warp + 1);
-      if (C::kSlotInRing) barrier_wait(taken, round & 1);  // before the stage is refilled
     } else {
       barrier_arrive(taken);
       Row<C::kDv / 8> row = {{}, rows.m[half], rows.l[half], 0};
 #pragma unroll
       for (int i = 0; i < C::kDv / 8; ++i) row.o[i] = make_float2(rows.o[i][2 * half], rows.o[i][2 * half + 1]);
-      write_row<C>(p, info, row, half, c);
+      write_row<C>(p, unit, row, half, c);
     }
     ++round;
   }
@@ -430,7 +366,7 @@ __device__ __forceinline__ void end_unit(const AttnParams& p, Rows<C>& rows, con
 // The end of a block's last unit, which all that comes after the kernel waits for: in place of one handover after the other the
 // warps put their states into their rings, which are free, all at once, and then each adds up some of the dims, in the same order.
 template <class C>
-__device__ __forceinline__ void end_last_unit(const AttnParams& p, const Rows<C>& rows, const TileInfo& info, float c, unsigned char* shared) {
+__device__ __forceinline__ void end_last_unit(const AttnParams& p, const Rows<C>& rows, const Unit& unit, float c, unsigned char* shared) {
   constexpr int kFragments = (C::kDv / 16 + C::kWarps - 1) / C::kWarps * 2;  // of a warp; a multiple of 2, see write_row
   static_assert(C::kDv / 8 % kFragments == 0, "a warp has a full share or none");
   static_assert(2 * (C::kSlotBytes + C::kStatBytes) <= C::kStages * C::kStageBytes, "16 rows fit into a ring");
@@ -441,12 +377,12 @@ __device__ __forceinline__ void end_last_unit(const AttnParams& p, const Rows<C>
   };
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    if (8 * half < info.num_rows) slot_of(warp, half).put(rows, half);
+    if (8 * half < unit.num_rows) slot_of(warp, half).put(rows, half);
   }
-  __syncthreads();
+  meet(kComputingMeet, 32 * C::kWarps);
   if (warp * kFragments >= C::kDv / 8) return;
 #pragma unroll 1
-  for (int half = 0; 8 * half < info.num_rows; ++half) {
+  for (int half = 0; 8 * half < unit.num_rows; ++half) {
     Row<kFragments> sum;
     sum.first_dim = warp * kFragments * 8;
 #pragma unroll
@@ -463,73 +399,78 @@ __device__ __forceinline__ void end_last_unit(const AttnParams& p, const Rows<C>
         sum.o[i] = giver == 0 ? x : make_float2(add_scaled(sum.o[i].x, f, x.x, own), add_scaled(sum.o[i].y, f, x.y, own));
       }
     }
-    write_row<C>(p, info, sum, half, c);
+    write_row<C>(p, unit, sum, half, c);
   }
+}
+
+// A warp that copies and computes: its tokens of every tile of the block.
+template <class C>
+__device__ __forceinline__ void compute_all(const AttnParams& p, const Schedule<C>& schedule) {
+  const int warp = threadIdx.x / 32;
+  unsigned char* shared = schedule.shared;
+  const uint32_t ring = shared_address(shared) + warp * C::kStages * C::kStageBytes;
+  const float scale = p.sm_scale * p.k_scale;
+  const float c = C::kGeneral ? 1.0f : scale * kLog2e;  // general: scores are shaped, in base 2, before the softmax
+  Loader<C> loader = {p, schedule};
+  int pending = 0;  // tiles copied and not yet computed
+#pragma unroll
+  for (int i = 0; i < C::kStages; ++i) pending += loader.copy(ring + i * C::kStageBytes);
+
+  Rows<C> rows;
+  Unit unit = {};
+  int stage = 0, round = 0, pos = 0;
+  unsigned segment = 0;
+  bool is_entered = false;
+  while (pending > 0) {
+    cp_async_wait<C::kStages - 1>();
+    __syncwarp();
+    const Segment& now = schedule.segment(segment);
+    if (!is_entered) {
+      if (now.is_first) rows.begin(shared_address(schedule.q(now.q_place)));
+      pos = now.begin, is_entered = true;
+    }
+    if (pos + warp * C::kOwn < now.end) {
+      const uint32_t k_tile = ring + stage * C::kStageBytes, v_tile = k_tile + C::kVAt;
+      float s[2 * C::kGroups][4];
+      scores<C>(rows, C::kQInRegisters ? 0 : shared_address(schedule.q(now.q_place)), k_tile, s);
+      if (C::kGeneral || pos < now.unmasked_begin || pos + C::kTile > now.unmasked_end) mask_scores<C>(p, now, pos, scale, s);
+      softmax_step<C>(rows, c, s);
+      add_values<C>(rows, v_tile, s);
+    }
+    pos += C::kTile;
+    const bool leaves = pos >= now.end, ends = leaves && now.is_last;
+    if (leaves) unit = now.unit;  // once left, the segment is made anew
+    __syncwarp();                 // all lanes are done with the stage
+    if (leaves) {
+      barrier_arrive(schedule.left(segment));
+      ++segment, is_entered = false;
+    }
+    --pending;
+    pending += loader.copy(ring + stage * C::kStageBytes);
+    if (ends && pending > 0) end_unit<C>(p, rows, unit, c, shared, round);
+    if (!loader.has_more) launch_dependents();
+    stage = stage + 1 == C::kStages ? 0 : stage + 1;
+  }
+  if (segment > 0) end_last_unit<C>(p, rows, unit, c, shared);
 }
 
 template <class C>
 __device__ __forceinline__ void decode(const AttnParams& p) {
   extern __shared__ __align__(128) unsigned char shared[];
-  const int warp = threadIdx.x / 32;
-  const uint32_t ring = shared_address(shared) + warp * C::kStages * C::kStageBytes;
+  const Schedule<C> schedule = {shared};
   check_shape<kKernelDecode, C::kDq, C::kDv>(p);
-  wait_for_previous();
-
-  const float scale = p.sm_scale * p.k_scale;
-  const float c = C::kGeneral ? 1.0f : scale * kLog2e;  // general: scores are shaped, in base 2, before the softmax
-  const Claims claims = {reinterpret_cast<unsigned long long*>(shared + C::kClaimsAt)};
-  claims.clear();
+  schedule.init();
   if (threadIdx.x < C::kWarps) barrier_init(reinterpret_cast<uint64_t*>(shared + C::kBarriersAt) + threadIdx.x);
+  wait_for_previous();
   __syncthreads();
-  Loader<C> loader;
-  loader.start(p, shared + C::kWarpAt + warp * C::kWarpBytes);
-  int pending = 0;  // tiles copied and not yet computed
-#pragma unroll
-  for (int i = 0; i < C::kStages; ++i) {
-    pending += loader.copy(p, ring + i * C::kStageBytes, i, claims);
-    __syncwarp();
-  }
-
-  Rows<C> rows;
-  if (pending > 0) {
-    exchange_q<C>(p, loader.info(0), shared, rows);
-    rows.clear();
-  }
-  int stage = 0, round = 0;
-  while (pending > 0) {
-    cp_async_wait<C::kStages - 1>();
-    __syncwarp();
-    const TileInfo& info = loader.info(stage);
-    const uint32_t k_tile = ring + stage * C::kStageBytes, v_tile = k_tile + C::kVAt;
-    float s[2 * C::kGroups][4];
-    scores<C>(rows, shared_address(shared + C::kQAt), k_tile, s);
-    if (C::kGeneral || info.needs_mask) mask_scores<C>(p, info, scale, s);
-    softmax_step<C>(rows, c, s);
-    add_values<C>(rows, v_tile, s);
-    const TileInfo unit = info;  // a copy: refilling the stage overwrites it
-    __syncwarp();                // all lanes are done with the stage
-    --pending;
-    const int next_stage = stage + 1 == C::kStages ? 0 : stage + 1;
-    const TileInfo* next = unit.is_last && pending > 0 ? &loader.info(next_stage) : nullptr;
-    auto end = [&] {
-      if (pending == 0 && !loader.has_more) {
-        end_last_unit<C>(p, rows, unit, c, shared);
-        return;
-      }
-      end_unit<C>(p, rows, unit, c, shared, stage, round);
-      const bool keeps_q = next != nullptr && next->tile == unit.tile && next->kv_head == unit.kv_head;
-      if (next != nullptr && !keeps_q) exchange_q<C>(p, *next, shared, rows);
-      rows.clear();
-    };
-    if (C::kSlotInRing && unit.is_last) end();
-    pending += loader.copy(p, ring + stage * C::kStageBytes, stage, claims);
-    if (!C::kSlotInRing && unit.is_last) end();
-    if (!loader.has_more) launch_dependents();
-    stage = next_stage;
+  if (threadIdx.x < 32 * C::kWarps) {
+    compute_all<C>(p, schedule);
+  } else {
+    Scheduler<C>{p, schedule}.run();
+    launch_dependents();
+    if (p.claim != 0 && threadIdx.x % 32 == 0) leave_claims(p);
   }
   zero_padding_rows<typename C::Q, C::kDv>(p);
-  const bool has_claimed = p.claim != 0 && load_table(&ptr<const AttnStep>(p.step)->num_ranges) > static_cast<int>(gridDim.x);
-  if (has_claimed && threadIdx.x == 0) leave_claims(p);
 }
 
 }  // namespace

@@ -94,7 +94,7 @@ __device__ __forceinline__ void fetch_pages(const AttnParams& p, const Item& ite
   const uint32_t thread = fresh_thread();
   const int t = pos + static_cast<int>(thread % C::kTile);
   if (C::makes_places(thread) && t < item.end) {
-    fetch_page<kKernelExtend>(p, item.unit.facts.pages_begin, t, reinterpret_cast<int*>(place_of_thread<C>(places, thread)));
+    fetch_page<kKernelExtend>(p, item.unit.facts.pages_begin + page_of(p.page_magic, p.page_shift, t), reinterpret_cast<int*>(place_of_thread<C>(places, thread)));
   }
 }
 

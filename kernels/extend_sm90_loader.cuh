@@ -75,9 +75,6 @@ struct Ring {
   __device__ __forceinline__ Ring before() const { return at == 0 ? Ring{kSize - 1, parity ^ 1} : Ring{at - 1, parity}; }
 };
 
-// Threads of a few warpgroups meet; barrier 0 is the block's.
-__device__ __forceinline__ void meet(int barrier, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory"); }
-
 // Lets threads that meet go on without waiting for them.
 __device__ __forceinline__ void announce(int barrier, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory"); }
 

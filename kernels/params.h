@@ -73,10 +73,10 @@ static const int32_t kMergeSegment = 32;
 // The workspace row of (kv_head, chunk, query r of the tile, head h of the group) is
 //   first_partial + ((kv_head x num_chunks + chunk) x q_len + r) x group_size + h.
 //
-// Grid: one-dimensional, any size; block b takes ranges b, b + grid, ... The table of ranges has at least grid entries,
-// whatever num_ranges says (beyond it: any values). With `claim`, and more ranges than blocks, blocks take what is next when
-// they are free: `decode_*` a range, none of which is empty; `extend_*` a unit (however few they are), where each range is one
-// chunk of a tile for all KV heads: num_units of them, whatever order AttnRange has otherwise. `plain_*` always go by stride.
+// Grid: one-dimensional, any size. `plain_*`, and `extend_*` without `claim`: block b takes ranges b, b + grid, ... Others take units
+// by number: number n is range n / num_kv_heads, which is one chunk of a tile for all KV heads (num_units of them, whatever order
+// AttnRange has otherwise), and KV head n % num_kv_heads. Block b takes number b, then, with `claim`, what is next when it is free,
+// and without it (`decode_*`) b + grid, ...
 // Results do not depend on grid, ranges or claims. Suggested: num SMs x ctas_per_sm of the .inst entry.
 struct AttnParams {
   DevicePtr q;             // [num_rows, num_qo_heads, head_dim_qk]

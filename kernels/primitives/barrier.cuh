@@ -28,15 +28,27 @@ __device__ __forceinline__ void barrier_arrive_after_copies(uint64_t* barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
-// Waits for the end of the phase of this parity: the first phase is 0, the second 1, the third 0. Before the first phase has
-// ended, the parity 1 counts as over.
-__device__ __forceinline__ void barrier_wait(uint64_t* barrier, int parity) {
+// Whether the phase of this parity has ended: the first phase is 0, the second 1, the third 0. Before the first phase has ended,
+// the parity 1 counts as over.
+__device__ __forceinline__ bool barrier_has_ended(uint64_t* barrier, int parity) {
   uint32_t has_ended;
-  do {
-    asm volatile(
-        "{.reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
-        : "=r"(has_ended)
-        : "r"(shared_address(barrier)), "r"(parity)
-        : "memory");
-  } while (has_ended == 0);
+  asm volatile(
+      "{.reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
+      : "=r"(has_ended)
+      : "r"(shared_address(barrier)), "r"(parity)
+      : "memory");
+  return has_ended != 0;
 }
+
+__device__ __forceinline__ void barrier_wait(uint64_t* barrier, int parity) {
+  while (!barrier_has_ended(barrier, parity)) {
+  }
+}
+
+// As barrier_wait, by a warp that should take no issue slots from others: it sleeps between looks.
+__device__ __forceinline__ void barrier_wait_idly(uint64_t* barrier, int parity) {
+  while (!barrier_has_ended(barrier, parity)) __nanosleep(40);
+}
+
+// Threads of some warps of a block meet; barrier 0 is __syncthreads.
+__device__ __forceinline__ void meet(int barrier, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory"); }

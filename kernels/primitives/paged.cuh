@@ -27,10 +27,9 @@ __device__ __forceinline__ Place place_of(const AttnParams& p, int pages_begin, 
   return place;
 }
 
-// Starts copying the page id of position t to shared memory, to be read after cp.async's wait and a barrier.
+// Starts copying a page id to shared memory: that of entry `at` of the page table.
 template <int kKernel>
-__device__ __forceinline__ void fetch_page(const AttnParams& p, int pages_begin, int t, int* to) {
-  const int at = pages_begin + page_of(p.page_magic, p.page_shift, t);
+__device__ __forceinline__ void fetch_page(const AttnParams& p, int at, int* to) {
   if (p.kv_indices != 0) {
     ATTN_CHECK(at >= 0 && at < p.num_kv_indices, p.check, kKernel, kCheckKvIndex, -1, at);
     cp_async4(shared_address(to), ptr<const int32_t>(p.kv_indices) + at);

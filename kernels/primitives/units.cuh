@@ -60,7 +60,6 @@ struct alignas(16) UnitCursor {
   int tile, kv_head, chunk;  // the unit
   int left;                  // units after it in the range
   int range, num_ranges;     // the next range
-  int num_claims;            // decode: ranges claimed beyond the first; -1: the block goes by stride
   TileFacts facts;           // of `tile`
 
   // Before the first unit; `first` is the first range.
@@ -70,26 +69,27 @@ struct alignas(16) UnitCursor {
     left = 0;
   }
 
-  // The first unit of a block that goes by stride; false where there is none. The first range is in the table whatever
-  // num_ranges is, so both are read at once.
-  __device__ __forceinline__ bool first(const AttnParams& p) {
-    const int4 r = load_table4(ptr<const AttnRange>(p.ranges) + blockIdx.x);
-    init(p, static_cast<int>(blockIdx.x));
-    if (range >= num_ranges || r.w == 0) return next(p, static_cast<int>(gridDim.x));
-    tile = r.x, kv_head = r.y, chunk = r.z, left = r.w - 1;
-    range += static_cast<int>(gridDim.x);
-    enter_tile(p);
-    return true;
-  }
-
   // Unit `number` of ranges that are a chunk of a tile each, for every KV head; false where it is beyond them.
   __device__ __forceinline__ bool take_unit(const AttnParams& p, int number) {
     const int of_ranges = number / p.num_kv_heads;
     if (of_ranges >= num_ranges) return false;
-    const int4 r = load_table4(ptr<const AttnRange>(p.ranges) + of_ranges);
-    tile = r.x, kv_head = number - of_ranges * p.num_kv_heads, chunk = r.z, left = 0;
-    enter_tile(p);
+    take_chunk(p, load_table4(ptr<const AttnRange>(p.ranges) + of_ranges), number - of_ranges * p.num_kv_heads);
     return true;
+  }
+
+  // That of the block's number, before any other. Its range is in the table whatever num_ranges is, so both are read at once.
+  __device__ __forceinline__ bool take_first_unit(const AttnParams& p) {
+    const int number = static_cast<int>(blockIdx.x), of_ranges = number / p.num_kv_heads;
+    const int4 r = load_table4(ptr<const AttnRange>(p.ranges) + of_ranges);
+    init(p, 0);
+    if (of_ranges >= num_ranges) return false;
+    take_chunk(p, r, number - of_ranges * p.num_kv_heads);
+    return true;
+  }
+
+  __device__ __forceinline__ void take_chunk(const AttnParams& p, int4 of_range, int head) {
+    tile = of_range.x, kv_head = head, chunk = of_range.z, left = 0;
+    enter_tile(p);
   }
 
   __device__ __forceinline__ void enter_tile(const AttnParams& p) {

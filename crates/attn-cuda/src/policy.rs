@@ -86,7 +86,7 @@ impl GroupPolicy {
                     group,
                     pairs,
                     decode_chunking(group.heads.group_size(), keeps.cut_by()),
-                    Sharing::Guided,
+                    Sharing::InOrder,
                     num_sms,
                 )
             });

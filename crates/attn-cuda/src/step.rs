@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use attn_metadata::plan::{Sharing, WorkspaceLayout};
+use attn_metadata::plan::WorkspaceLayout;
 use attn_metadata::{Batch, PoolShape};
 
 use crate::device::DeviceBuffer;
@@ -117,7 +117,7 @@ impl CudaStep {
     pub(crate) fn is_claimed(&self, group: usize, part: &PartTables) -> bool {
         let plan = &self.plans[group];
         let of_part = if part.is_decode { plan.decode.as_ref() } else { Some(&plan.extend) };
-        of_part.is_some_and(|part| part.plan.config().sharing != Sharing::Even)
+        of_part.is_some_and(|part| part.plan.config().sharing.is_by_unit())
     }
 
     /// Sets the addresses from the offsets; `shapes`: grids and workspace of each group. Reuses memory.

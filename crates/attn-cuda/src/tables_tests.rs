@@ -3,7 +3,6 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use attn_metadata::plan::Sharing;
 use attn_metadata::{
     Batch, Bucket, CaptureLimits, HeadShape, Layer, LayerParams, ModelSpec, PlanGroup, PoolShape, RawBatch,
 };
@@ -118,7 +117,7 @@ fn check_group(bytes: &[u8], at: &GroupOffsets, plan: &GroupPlan, group: &PlanGr
         let mut units = HashSet::new();
         for range in ranges {
             let (mut tile, mut head, mut chunk) = (range.tile, range.kv_head, range.chunk);
-            let goes_by_head = matches!(part.plan.config().sharing, Sharing::LongestFirst { .. });
+            let goes_by_head = part.plan.config().sharing.is_by_unit();
             if goes_by_head {
                 // Kernels that claim units take every head of such a range, whatever it says.
                 assert_eq!((head, u32::try_from(range.num_units).unwrap()), (0, heads.num_kv_heads));

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use super::{Plan, Sharing, Tile, WorkRange};
+use super::{Plan, Tile, WorkRange};
 
 /// What a unit costs, by its tile and chunk.
 #[derive(Clone, Copy, Debug)]
@@ -63,7 +63,7 @@ pub(super) fn busiest(plan: &Plan, cost: &UnitCost<impl Fn(&Tile, u32) -> u64>) 
         }
     };
     for range in plan.ranges() {
-        if matches!(plan.config().sharing, Sharing::LongestFirst { .. }) {
+        if plan.config().sharing.is_by_unit() {
             // A chunk of a tile for each head.
             let of_unit = (cost.of)(&plan.tiles()[range.first.tile as usize], range.first.chunk);
             (0..range.num_units).for_each(|_| give(of_unit));
@@ -78,7 +78,7 @@ pub(super) fn busiest(plan: &Plan, cost: &UnitCost<impl Fn(&Tile, u32) -> u64>) 
 mod tests {
     use std::cell::Cell;
 
-    use super::super::{Chunking, CutBy, PlanConfig};
+    use super::super::{Chunking, CutBy, PlanConfig, Sharing};
     use super::*;
     use crate::batch::{Batch, PoolShape, RawBatch};
     use crate::layer::HeadShape;
@@ -119,7 +119,7 @@ mod tests {
         plan
     }
 
-    const SHARINGS: [Sharing; 3] = [Sharing::Even, Sharing::Guided, Sharing::LongestFirst { rest_len: 2 }];
+    const SHARINGS: [Sharing; 3] = [Sharing::Even, Sharing::InOrder, Sharing::LongestFirst { rest_len: 2 }];
 
     /// As [`busiest`], by walking all units.
     fn busiest_by_units(plan: &Plan, cost: impl Fn(&Tile, u32) -> u64) -> u64 {
@@ -127,10 +127,7 @@ mod tests {
         let mut give = |cost: u64| *loads.iter_mut().min().unwrap() += cost;
         for range in plan.ranges() {
             let costs = plan.units(range).map(|unit| cost(&plan.tiles()[unit.tile as usize], unit.chunk));
-            match plan.config().sharing {
-                Sharing::LongestFirst { .. } => costs.for_each(&mut give),
-                _ => give(costs.sum()),
-            }
+            if plan.config().sharing.is_by_unit() { costs.for_each(&mut give) } else { give(costs.sum()) }
         }
         loads.into_iter().max().unwrap()
     }
@@ -157,17 +154,15 @@ mod tests {
 
     #[test]
     fn a_billion_units_are_added_up_in_a_moment() {
-        for sharing in [Sharing::Even, Sharing::Guided] {
-            let plan = plan(&[(1, 1 << 30); 256], 512, sharing, None);
-            assert_eq!(plan.num_units(), 3 << 29);
-            let num_asked = Cell::new(0);
-            let of = |tile: &Tile, chunk| {
-                num_asked.set(num_asked.get() + 1);
-                plan.unit_cost(tile, chunk)
-            };
-            let total = plan.total_cost();
-            assert!(busiest(&plan, &UnitCost { of, step: 1 }) >= total / 5);
-            assert!(num_asked.get() < 12 * (plan.tiles().len() + plan.ranges().len()), "{num_asked:?}");
-        }
+        let plan = plan(&[(1, 1 << 30); 256], 512, Sharing::Even, None);
+        assert_eq!(plan.num_units(), 3 << 29);
+        let num_asked = Cell::new(0);
+        let of = |tile: &Tile, chunk| {
+            num_asked.set(num_asked.get() + 1);
+            plan.unit_cost(tile, chunk)
+        };
+        let total = plan.total_cost();
+        assert!(busiest(&plan, &UnitCost { of, step: 1 }) >= total / 5);
+        assert!(num_asked.get() < 12 * (plan.tiles().len() + plan.ranges().len()), "{num_asked:?}");
     }
 }

@@ -37,12 +37,10 @@ pub struct Chunking {
 pub enum Sharing {
     /// A range for each worker, in order, of about the same cost; some may be empty.
     Even,
-    /// For workers that take the next range when they are free: ranges in order, the first ones long, the last ones of
-    /// one unit, none empty, at most [`MAX_GUIDED`](Self::MAX_GUIDED) a worker. A range of more than one unit ends
-    /// where a head ends or after a multiple of [`RUN`](Self::RUN) of its chunks.
-    Guided,
-    /// For workers that take the next unit when they are free: each range a chunk of a tile for all KV heads, by falling
-    /// cost (within an eighth).
+    /// For workers that take the next unit when they are free: each range a chunk of a tile for all KV heads, tile by
+    /// tile.
+    InOrder,
+    /// As [`InOrder`](Self::InOrder), but by falling cost (within an eighth).
     LongestFirst {
         /// Query tokens of the tiles that a last round would leave most workers without, where all tiles are about as
         /// long: they are cut to this length if the round is shorter then. The tile's length: none is cut.
@@ -51,11 +49,11 @@ pub enum Sharing {
 }
 
 impl Sharing {
-    /// Ranges a worker of [`Guided`](Self::Guided), at most.
-    pub const MAX_GUIDED: u32 = 8;
-    /// Chunks of a head that stay together in the longer ranges of [`Guided`](Self::Guided): going on in a head costs
-    /// less than going to another one.
-    pub const RUN: u32 = 4;
+    /// Whether each range is a chunk of a tile for all KV heads, of which workers take one unit after the other.
+    #[must_use]
+    pub const fn is_by_unit(self) -> bool {
+        !matches!(self, Self::Even)
+    }
 }
 
 /// How a plan is made.
@@ -113,8 +111,7 @@ impl PlanConfig {
     pub const fn max_ranges(&self, num_tiles: usize, max_chunks: usize) -> usize {
         match self.sharing {
             Sharing::Even => self.num_workers as usize,
-            Sharing::Guided => self.num_workers as usize * Sharing::MAX_GUIDED as usize,
-            Sharing::LongestFirst { .. } => num_tiles.saturating_mul(max_chunks),
+            Sharing::InOrder | Sharing::LongestFirst { .. } => num_tiles.saturating_mul(max_chunks),
         }
     }
 }
@@ -179,8 +176,8 @@ pub struct Unit {
     pub chunk: u32,
 }
 
-/// A share of the work: `num_units` units from `first` on, in the plan's order (chunks, then heads, then tiles), or, of
-/// [`Sharing::LongestFirst`], from head to head.
+/// A share of the work: `num_units` units from `first` on, in the plan's order (chunks, then heads, then tiles), or, where
+/// workers [take units](Sharing::is_by_unit), from head to head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorkRange {
     /// The first unit.
@@ -263,12 +260,12 @@ impl Plan {
         }
     }
 
-    /// The second half of [`update`](Self::update): ranges for the workers, one for each chunk of a tile where workers take
-    /// [the longest first](Sharing::LongestFirst).
+    /// The second half of [`update`](Self::update): ranges for the workers, one for each chunk of a tile where workers
+    /// [take units](Sharing::is_by_unit).
     pub fn share_out(&mut self) {
         self.ranges.clear();
         match self.config.sharing {
-            Sharing::Guided => self.cut_guided(),
+            Sharing::InOrder => self.list_chunks(),
             Sharing::Even => self.cut_even(),
             Sharing::LongestFirst { .. } => {
                 order_chunks(&self.tiles, self.group.heads.num_kv_heads, &mut self.ranges, &mut self.buckets);
@@ -327,7 +324,7 @@ impl Plan {
     /// The units of a range, in order.
     #[must_use]
     pub fn units(&self, range: &WorkRange) -> UnitIter<'_> {
-        let goes_by_head = matches!(self.config.sharing, Sharing::LongestFirst { .. });
+        let goes_by_head = self.config.sharing.is_by_unit();
         UnitIter { plan: self, next: range.first, left: range.num_units, goes_by_head }
     }
 
@@ -408,30 +405,12 @@ impl Plan {
         }
     }
 
-    /// Cuts the units into ranges in rounds of one range a worker: half of what is left, then half of that, at last
-    /// single units. So whoever is slow takes little more, and whoever is fast has something to take.
-    fn cut_guided(&mut self) {
-        let workers = u64::from(self.config.num_workers);
-        let mut left = self.num_units;
-        let mut walk = Walk::default();
-        for round in 1..=Sharing::MAX_GUIDED {
-            let is_last = round == Sharing::MAX_GUIDED;
-            let len = if is_last { left.div_ceil(workers) } else { (left / (2 * workers)).max(1) };
-            for _ in 0..workers {
-                if left == 0 {
-                    return;
-                }
-                let first = walk.at;
-                let mut num_units = len.min(left);
-                walk.advance(num_units, &self.tiles, self.group.heads.num_kv_heads);
-                if num_units > 1 {
-                    let more = walk.left_of_run(&self.tiles);
-                    walk.advance(more, &self.tiles, self.group.heads.num_kv_heads);
-                    num_units += more;
-                }
-                self.ranges.push(WorkRange { first, num_units });
-                left -= num_units;
-            }
+    /// A range for each chunk of a tile, in order.
+    fn list_chunks(&mut self) {
+        let num_units = self.group.heads.num_kv_heads.into();
+        for (tile, of) in (0u32..).zip(&self.tiles) {
+            let of_tile = (0..of.num_chunks).map(|chunk| WorkRange { first: Unit { tile, kv_head: 0, chunk }, num_units });
+            self.ranges.extend(of_tile);
         }
     }
 
@@ -504,53 +483,6 @@ struct Cursor {
     cost: u64,
 }
 
-/// A place in the plan's order of units that moves by units.
-struct Walk {
-    at: Unit,
-}
-
-impl Default for Walk {
-    fn default() -> Self {
-        Self { at: Unit { tile: 0, kv_head: 0, chunk: 0 } }
-    }
-}
-
-impl Walk {
-    /// Units up to the end of the run that it is in; 0 at a run's beginning.
-    fn left_of_run(&self, tiles: &[Tile]) -> u64 {
-        let into = self.at.chunk % Sharing::RUN;
-        match tiles.get(self.at.tile as usize) {
-            Some(tile) if into > 0 => u64::from((Sharing::RUN - into).min(tile.num_chunks - self.at.chunk)),
-            _ => 0,
-        }
-    }
-
-    /// Moves on; the end is the first unit of the tile after the last.
-    fn advance(&mut self, mut num_units: u64, tiles: &[Tile], num_kv_heads: u32) {
-        while let Some(tile) = tiles.get(self.at.tile as usize) {
-            // Most steps are short: they end within the head, and nothing is divided.
-            let of_head = u64::from(tile.num_chunks - self.at.chunk);
-            if num_units < of_head {
-                self.at.chunk += u32::try_from(num_units).expect("within the head");
-                return;
-            }
-            num_units -= of_head;
-            self.at = Unit { kv_head: self.at.kv_head + 1, chunk: 0, ..self.at };
-            let of_tile = u64::from(num_kv_heads - self.at.kv_head) * u64::from(tile.num_chunks);
-            if num_units < of_tile {
-                let narrow = |x: u64| u32::try_from(x).expect("within the tile");
-                self.at.kv_head += narrow(num_units / u64::from(tile.num_chunks));
-                self.at.chunk = narrow(num_units % u64::from(tile.num_chunks));
-                return;
-            }
-            num_units -= of_tile;
-            self.at = Unit { tile: self.at.tile + 1, kv_head: 0, chunk: 0 };
-            if num_units == 0 {
-                return;
-            }
-        }
-    }
-}
 
 /// Units of a range, see [`Plan::units`].
 #[derive(Clone, Debug)]
