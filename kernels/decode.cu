@@ -2,22 +2,22 @@
 //
 //   unit = (tile of query tokens, KV head, chunk of KV);  rows = q_len x group_size <= 16, row = token x group + head
 //
-// Grid: any; blocks are persistent and walk ranges of units: the first by the block's number, others by claim, since some SMs
-// get far more of the memory's bandwidth than others. A unit's KV goes by in tiles of kTile tokens, of which each warp owns
-// 16 x kGroups, with its own running softmax and output. A warp copies just the tokens that it owns, into its own ring of
-// kStages stages, and refills a stage as soon as it has computed it, so the rings stay full, also across units.
+// Grid: any; blocks are persistent and take units by number: the first by the block's, others by claim, since some SMs get far more
+// of the memory's bandwidth than others. One warp schedules (decode_schedule.cuh), the others copy and compute. A unit's KV goes by
+// in tiles of kTile tokens, of which each of these warps owns 16 x kGroups, with its own running softmax and output. It copies just
+// the tokens that it owns, into its own ring of kStages stages, and refills a stage as soon as it has computed it, so the rings
+// stay full, also across units.
 // At the end of a unit its state goes from warp to warp: each adds its own and hands the sum on, the last one writes. Nobody
 // waits for a warp behind it, so the warps settle into running one after the other, and then wait for nobody at all.
 // Which tokens a warp takes, and the order in which states are added, depend on the chunk alone: so do the bits.
 //
-// Shared memory, bytes: kWarps x kStages x 16 kGroups x (row of K + row of V), see tile.cuh; the slot in which states are
-//   handed on, see kSlotInRing; kMaxRows rows of q where they are not in registers; for each warp a Cursor, kStages
-//   TileInfos and the page ids of as many tiles; kClaims claimed ranges; kWarps barriers.
-// Registers, per thread: kDv / 2 outputs, kDq / 4 of q, 4 x 2 x kGroups scores.
-// Synchronisation: a warp's copies are seen after its own cp.async wait and __syncwarp. States are handed on by barriers
-//   between two warps, see end_unit. Where q is in shared memory, block barriers around its exchange, once for each run of
-//   chunks of a tile and head.
-// Tokens beyond the chunk are zero-filled, never read; rows of q beyond the unit's are garbage and their results dropped.
+// Shared memory, bytes: kWarps x kStages x 16 kGroups x (row of K + row of V), see tile.cuh; kStages places, each of kMaxRows rows of
+//   q, kSegment page ids and a Segment; the slot in which states are handed on; barriers.
+// Registers, per thread: kDv / 2 outputs, kDq / 4 of q (below 192), 4 x 2 x kGroups scores.
+// Synchronisation: a warp's copies are seen after its own cp.async wait and __syncwarp. Segments come and go by barriers between the
+//   scheduling warp and all others; states are handed on by barriers between two warps, see end_unit.
+// Tokens beyond the chunk are zero-filled, never read; rows of q beyond the unit's are those of another unit or zero, and their
+// results dropped.
 #include "decode_loader.cuh"
 #include "primitives/barrier.cuh"
 #include "primitives/cp_async.cuh"

@@ -18,8 +18,9 @@ namespace {
 
 constexpr int kMaxRows = 16;
 constexpr int kComputingMeet = 1;  // the block's barrier of the computing warps
-constexpr int kClaimAhead = 2;  // tiles before a unit's last copies: early enough for the next one to be there in time, and no earlier,
-                                // since a block that others have overtaken should not take more
+// Tiles left to copy of a unit when the next one is claimed: early enough for that to be there in time, and no earlier, since a
+// block that others have overtaken should not take more.
+constexpr int kClaimAhead = 2;
 
 // What the end of a unit needs.
 struct alignas(16) Unit {
@@ -30,7 +31,7 @@ struct alignas(16) Unit {
 };
 
 struct alignas(16) Segment {
-  Unit unit;  // num_rows == 0: there are no more
+  Unit unit;              // num_rows == 0: there are no more
   int begin, end;         // KV positions
   int first_page_idx;     // of the request's pages: that of `begin`
   int is_first, is_last;  // of its unit
