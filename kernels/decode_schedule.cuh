@@ -2,7 +2,8 @@
 //
 // One warp of the block claims units, reads their tables, and brings their page ids and rows of q to shared memory, so that the
 // others never wait for a table. A segment is at most kSegment tokens of a unit, a multiple of the tile unless the unit ends, so
-// that room for page ids is bounded and tiles are the same wherever segments end. Two are under way at a time.
+// that room for page ids is bounded and tiles are the same wherever segments end. There is a place for as many
+// as a warp has stages, since each stage may hold a tile of another one.
 //
 // `C` is the kernel's Config, see decode.cu.
 #pragma once
