@@ -90,14 +90,17 @@ impl GroupRates {
         let unit_s = |range: &attn_metadata::plan::WorkRange| {
             self.extend.unit_s(extend, &extend.tiles()[range.first.tile as usize], range.first.chunk)
         };
-        // By falling cost, about.
-        let ranges = extend.ranges();
-        let of_end = |range: Option<_>| range.map_or(0.0, unit_s);
+        let (mut extend_s, mut longest_unit_s, mut shortest_unit_s) = (0.0, 0.0_f64, f64::INFINITY);
+        for range in extend.ranges() {
+            let of_unit = unit_s(range);
+            extend_s += of_unit * range.num_units as f64;
+            (longest_unit_s, shortest_unit_s) = (longest_unit_s.max(of_unit), shortest_unit_s.min(of_unit));
+        }
         Work {
             decode_s: (tokens * self.kv_bytes_per_token) as f64 / self.decode.bytes_per_s,
-            extend_s: ranges.iter().map(|range| unit_s(range) * range.num_units as f64).sum(),
-            longest_unit_s: of_end(ranges.first()),
-            shortest_unit_s: of_end(ranges.last()),
+            extend_s,
+            longest_unit_s,
+            shortest_unit_s,
             num_units: extend.num_units(),
         }
     }

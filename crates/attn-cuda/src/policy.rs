@@ -22,6 +22,9 @@ const EXTEND_CHUNK_LEN: u32 = 1024;
 const MAX_SPLIT_Q_LEN: u32 = 128;
 /// Query rows of a tile where the kernel takes any number.
 const ANY_ROWS: u32 = 16;
+/// Tokens that a request sees, up to which Hopper's kernel computes its tiles one after the other
+/// ([`Sharing::LongestFirst`]); measured, see `docs/kernels/extend-sm90.md`.
+const SHORT_KV_LEN: u32 = 1024;
 /// Cost of starting a unit, in KV tokens of one query token.
 const UNIT_OVERHEAD: u32 = 64;
 
@@ -94,7 +97,8 @@ impl GroupPolicy {
             // A warpgroup of Hopper's kernel has 64 rows.
             let has_warpgroups = extend.iter().all(|pair| pair.family() == "extend_sm90");
             let rest_len = if has_warpgroups { (64 / group.heads.group_size()).max(1) } else { u32::MAX };
-            let sharing = if claims_units { Sharing::LongestFirst { rest_len } } else { Sharing::Even };
+            let short_kv_len = if has_warpgroups { SHORT_KV_LEN } else { 0 };
+            let sharing = if claims_units { Sharing::LongestFirst { rest_len, short_kv_len } } else { Sharing::Even };
             let labels = [label(first.decode.map_or("plain", |pair| pair.family())), label(first.extend.family())];
             let rates = GroupRates::new(gpu, labels, group, model.kv_dtype());
             Self {
@@ -212,7 +216,7 @@ impl GroupPolicy {
 
 /// Tiles that cutting for a last round adds, at most.
 fn max_rest_tiles(config: &PlanConfig, group: &PlanGroup) -> usize {
-    let Sharing::LongestFirst { rest_len } = config.sharing else { return 0 };
+    let Sharing::LongestFirst { rest_len, .. } = config.sharing else { return 0 };
     let cut = config.num_workers / group.heads.num_kv_heads + 1;
     let pieces = config.tile_len.div_ceil(rest_len.min(config.tile_len));
     cut as usize * (pieces as usize - 1)

@@ -44,7 +44,7 @@ const fn extend(max_dim: u32, is_fp8: bool, tflops: f64) -> Row {
 
 const fn extend_sm90(max_dim: u32, kv_step: u32, tflops: f64) -> Row {
     // A warpgroup has 64 rows.
-    prefill("cuda/extend_sm90", max_dim, false, tflops, 2.2, [64, kv_step])
+    prefill("cuda/extend_sm90", max_dim, false, tflops, 1.7, [64, kv_step])
 }
 
 const fn prefill(family: &'static str, max_dim: u32, is_fp8: bool, tflops: f64, unit_us: f64, steps: [u32; 2]) -> Row {

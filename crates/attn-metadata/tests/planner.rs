@@ -93,7 +93,7 @@ fn config() -> impl Strategy<Value = PlanConfig> {
     let sharing = prop_oneof![
         Just(Sharing::Even),
         Just(Sharing::InOrder),
-        (1u32..9).prop_map(|rest_len| Sharing::LongestFirst { rest_len })
+        (1u32..9, 0..40u32).prop_map(|(rest_len, short_kv_len)| Sharing::LongestFirst { rest_len, short_kv_len })
     ];
     (1..20u32, chunking, 1..9u32, sharing, 0..50u32).prop_map(
         |(tile_len, chunking, num_workers, sharing, unit_overhead)| PlanConfig {
@@ -170,7 +170,9 @@ proptest! {
     ) {
         // Tiles that are cut short for a last round depend on the batch; which KV a row sees in which chunk does not.
         let sharing = match config.sharing {
-            Sharing::LongestFirst { .. } => Sharing::LongestFirst { rest_len: config.tile_len },
+            Sharing::LongestFirst { short_kv_len, .. } => {
+                Sharing::LongestFirst { rest_len: config.tile_len, short_kv_len }
+            }
             sharing => sharing,
         };
         let config = cut_by(CutBy::Request, PlanConfig { sharing, ..config });
@@ -244,7 +246,7 @@ proptest! {
 
     #[test]
     fn longest_chunks_come_first(config in config(), group in group(), lens in lens()) {
-        let config = PlanConfig { sharing: Sharing::LongestFirst { rest_len: config.tile_len }, ..config };
+        let config = PlanConfig { sharing: Sharing::LongestFirst { rest_len: config.tile_len, short_kv_len: 0 }, ..config };
         let plan = plan_of(config, group, &batch(&lens, 0));
         let mut least = u64::MAX;
         for range in plan.ranges() {
@@ -288,12 +290,46 @@ fn decode_config(by: CutBy) -> PlanConfig {
     }
 }
 
+/// Request and first token of the tiles of 48 tokens, in the order of their ranges.
+fn order_of(lens: &[(u32, u32)], short_kv_len: u32, num_workers: u32) -> Vec<(u32, u32)> {
+    let sharing = Sharing::LongestFirst { rest_len: 48, short_kv_len };
+    let config = PlanConfig { tile_len: 48, num_workers, sharing, ..PlanConfig::UNCUT };
+    let plan = plan_of(config, PlanGroup::plain(HeadShape::new(32, 8, 128), true, None), &batch(lens, 0));
+    let tile = |range: &attn_metadata::plan::WorkRange| &plan.tiles()[range.first.tile as usize];
+    plan.ranges().iter().map(|range| (tile(range).request, tile(range).q_begin)).collect()
+}
+
+#[test]
+fn tiles_of_a_short_request_stay_together() {
+    let lens = [(128, 128), (128, 128)];
+    assert_eq!(order_of(&lens, 128, 1), [(1, 96), (1, 48), (1, 0), (0, 96), (0, 48), (0, 0)]);
+    let by_cost = [(0, 48), (1, 48), (0, 96), (1, 96), (0, 0), (1, 0)];
+    assert_eq!(order_of(&lens, 127, 1), by_cost);
+    assert_eq!(order_of(&lens, 128, 132), by_cost, "of two requests each worker has a unit at most");
+    // Longer requests come first, also tiles of theirs that see little.
+    let order = [(1, 48), (1, 96), (1, 0), (0, 96), (0, 48), (0, 0)];
+    assert_eq!(order_of(&[(128, 128), (129, 129)], 128, 1), order);
+    // With a prefix it is what the request sees that counts.
+    assert_eq!(order_of(&[(48, 1000), (48, 128)], 128, 1), [(0, 0), (1, 0)]);
+    assert_eq!(order_of(&[(48, 128), (48, 1000)], 128, 1), [(1, 0), (0, 0)]);
+}
+
+#[test]
+fn many_short_prompts_fill_a_gpu_request_by_request() {
+    let together = |lens: &[(u32, u32)]| order_of(lens, 1024, 132).is_sorted_by(|a, b| a.0 >= b.0);
+    for (count, len) in [(64, 128), (64, 256), (32, 512), (16, 1024)] {
+        assert!(together(&vec![(len, len); count]), "{count} of {len}");
+        assert!(!together(&vec![(len, len); count / 8]), "{} of {len}", count / 8);
+    }
+    assert!(!together(&[(4096, 4096); 4]));
+}
+
 /// Tables of one page again and again make more units than memory holds: how many there are is known before there is
 /// a range for each.
 #[test]
 fn a_plan_is_counted_before_it_is_shared_out() {
     let chunking = Chunking { by: CutBy::Request, chunk_len: 1, shortest: 1, max_q_len: u32::MAX };
-    let sharing = Sharing::LongestFirst { rest_len: 4 };
+    let sharing = Sharing::LongestFirst { rest_len: 4, short_kv_len: 0 };
     let config = PlanConfig { chunking, sharing, ..decode_config(CutBy::Request) };
     let mut plan = Plan::new(config, PlanGroup::plain(HeadShape::new(8, 2, 64), true, None));
     plan.update(&batch(&[(1, 100)], 0));
@@ -312,10 +348,7 @@ fn cut_by_the_batch_there_are_no_more_states_and_no_worse_balance() {
     for (lens, most) in [(vec![(1, 4096); 64], 0.4), (vec![(1, 131_072)], 0.25), (skewed, 1.0)] {
         let plans = [CutBy::Batch, CutBy::Request].map(|by| plan_of(decode_config(by), group, &batch(&lens, 0)));
         let [free, fixed] = plans.each_ref().map(Plan::num_partial_rows);
-        assert!(
-            free as f64 <= most * fixed as f64,
-            "{free} rows of partial states, {fixed} cut by requests: {lens:?}"
-        );
+        assert!(free as f64 <= most * fixed as f64, "{free} rows of partial states, {fixed} cut by requests: {lens:?}");
         // Rounds of the longest units, over what each worker would have at best.
         let [free, fixed] = plans.each_ref().map(|plan| {
             let longest = plan.ranges().iter().flat_map(|r| plan.units(r)).map(|u| unit_cost(plan, u)).max().unwrap();
@@ -367,7 +400,7 @@ fn tiles_cut_by(
     let config = PlanConfig {
         tile_len: 48,
         num_workers: 132,
-        sharing: Sharing::LongestFirst { rest_len },
+        sharing: Sharing::LongestFirst { rest_len, short_kv_len: 0 },
         unit_overhead: 64,
         ..PlanConfig::UNCUT
     };

@@ -175,7 +175,14 @@ impl Input {
                 max_q_len: u32::from(plan.max_q_len),
             },
             num_workers: u32::from(plan.num_workers % 16) + 1,
-            sharing: [Sharing::Even, Sharing::Guided, Sharing::LongestTile { rest_len: 1 + u32::from(plan.num_workers % 5) }][usize::from(plan.num_workers / 16) % 3],
+            sharing: match plan.num_workers / 16 % 3 {
+                0 => Sharing::Even,
+                1 => Sharing::InOrder,
+                _ => Sharing::LongestFirst {
+                    rest_len: 1 + u32::from(plan.num_workers % 5),
+                    short_kv_len: u32::from(plan.num_workers % 7) * 16,
+                },
+            },
             unit_overhead: u32::from(plan.unit_overhead),
         }
     }

@@ -47,7 +47,7 @@ const MAX_ROUNDS: u64 = 12;
 /// Rows of a tile are independent of each other, but a window's tiles of KV begin where a tile of queries begins to see,
 /// so windows are left alone: this changes no result.
 pub(super) fn rest_tiles(config: &PlanConfig, group: &PlanGroup, batch: &Batch) -> u32 {
-    let Sharing::LongestFirst { rest_len } = config.sharing else { return 0 };
+    let Sharing::LongestFirst { rest_len, .. } = config.sharing else { return 0 };
     if rest_len >= config.tile_len || group.window_left.is_some() {
         return 0;
     }

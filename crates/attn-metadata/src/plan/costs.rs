@@ -119,7 +119,8 @@ mod tests {
         plan
     }
 
-    const SHARINGS: [Sharing; 3] = [Sharing::Even, Sharing::InOrder, Sharing::LongestFirst { rest_len: 2 }];
+    const SHARINGS: [Sharing; 3] =
+        [Sharing::Even, Sharing::InOrder, Sharing::LongestFirst { rest_len: 2, short_kv_len: 3 }];
 
     /// As [`busiest`], by walking all units.
     fn busiest_by_units(plan: &Plan, cost: impl Fn(&Tile, u32) -> u64) -> u64 {

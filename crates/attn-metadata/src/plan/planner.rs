@@ -42,6 +42,10 @@ pub enum Sharing {
     InOrder,
     /// As [`InOrder`](Self::InOrder), but by falling cost (within an eighth).
     LongestFirst {
+        /// Requests that see up to so many tokens come last, one after the other, and of each the tile that sees most comes
+        /// first: workers that compute the tiles of a request at about the same time read its KV from memory once. Only
+        /// requests whose tiles are each a small part of what a worker has to do ([`SHORT_PART`](Self::SHORT_PART)).
+        short_kv_len: u32,
         /// Query tokens of the tiles that a last round would leave most workers without, where all tiles are about as
         /// long: they are cut to this length if the round is shorter then. The tile's length: none is cut.
         rest_len: u32,
@@ -49,6 +53,10 @@ pub enum Sharing {
 }
 
 impl Sharing {
+    /// A tile of a short request of [`LongestFirst`](Self::LongestFirst) costs a worker at most this part of its share: the
+    /// last of them are waited for, and few requests have so little KV that it stays in a cache whatever the order.
+    pub const SHORT_PART: u32 = 6;
+
     /// Whether each range is a chunk of a tile for all KV heads, of which workers take one unit after the other.
     #[must_use]
     pub const fn is_by_unit(self) -> bool {
@@ -267,10 +275,18 @@ impl Plan {
         match self.config.sharing {
             Sharing::InOrder => self.list_chunks(),
             Sharing::Even => self.cut_even(),
-            Sharing::LongestFirst { .. } => {
-                order_chunks(&self.tiles, self.group.heads.num_kv_heads, &mut self.ranges, &mut self.buckets);
+            Sharing::LongestFirst { short_kv_len, .. } => {
+                let (short_kv_len, num_kv_heads) = (self.short_kv_len(short_kv_len), self.group.heads.num_kv_heads);
+                order_chunks(&self.tiles, short_kv_len, num_kv_heads, &mut self.ranges, &mut self.buckets);
             }
         }
+    }
+
+    /// Tokens that short requests of this batch see, at most, of those that may be short.
+    fn short_kv_len(&self, most: u32) -> u32 {
+        let share = self.total_cost / u64::from(self.config.num_workers);
+        let of_share = share / (u64::from(Sharing::SHORT_PART) * u64::from(self.config.tile_len));
+        u32::try_from(of_share).map_or(most, |len| len.min(most))
     }
 
     /// How the plan was made.
@@ -346,7 +362,7 @@ impl Plan {
             let tile_len = self.config.tile_len;
             let tile_end = (q_begin - q_begin % tile_len).saturating_add(tile_len).min(request.q_len);
             let q_len = match self.config.sharing {
-                Sharing::LongestFirst { rest_len } if self.rest_tiles > 0 => rest_len.min(tile_end - q_begin),
+                Sharing::LongestFirst { rest_len, .. } if self.rest_tiles > 0 => rest_len.min(tile_end - q_begin),
                 _ => tile_end - q_begin,
             };
             if q_begin + q_len == tile_end {
@@ -409,7 +425,8 @@ impl Plan {
     fn list_chunks(&mut self) {
         let num_units = self.group.heads.num_kv_heads.into();
         for (tile, of) in (0u32..).zip(&self.tiles) {
-            let of_tile = (0..of.num_chunks).map(|chunk| WorkRange { first: Unit { tile, kv_head: 0, chunk }, num_units });
+            let of_tile =
+                (0..of.num_chunks).map(|chunk| WorkRange { first: Unit { tile, kv_head: 0, chunk }, num_units });
             self.ranges.extend(of_tile);
         }
     }
@@ -482,7 +499,6 @@ struct Cursor {
     tile: u32,
     cost: u64,
 }
-
 
 /// Units of a range, see [`Plan::units`].
 #[derive(Clone, Debug)]
