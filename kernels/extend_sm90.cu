@@ -10,6 +10,9 @@
 // Where there are tensor maps, the device copies boxes by itself and each copying warp has a part (extend_sm90_boxes.cuh); where
 // there are none, all four copy row by row (extend_sm90_loader.cuh). Computing is compiled for either: copies by threads need fences.
 //
+// KV in e4m3 becomes f16, which holds every e4m3 value, on its way to where products read it (extend_sm90_fp8.cuh), and so do rows of q
+// in bf16, in place. Copying warps have parts then, with maps or without.
+//
 // The computing ones start the scores of tile j + 1 before the values of tile j, and do the softmax of the one while the other
 // product runs. They take turns in issuing products, so one is in its softmax while those of another run. The first scores of
 // a unit are started before the results of the one before are written. Tiles that none of a warpgroup's rows sees it lets go
@@ -19,6 +22,7 @@
 // Registers: 64 x kDv / 128 outputs a thread, kTile / 2 scores, kTile / 4 weights.
 // Barriers: `full` when copies are there, `empty` when every computing warp is done, one of each for every stage of K and of V
 //   and every place of q; with maps of rows, for every warpgroup's part of a place. `made`, `begun`, `done`: of units, with maps.
+//   e4m3: `raw` of a stage when copies are there, `full` when they are f16.
 //   Without maps a unit is written before the `full` of its q, and its place is written again three units later, for which the q
 //   of a unit after it must have been let go. With maps units have their own barriers, at which every thread that wrote or read
 //   arrives: what a lane arrives for others is ordered too, but racecheck does not know it.
@@ -61,7 +65,7 @@ __device__ __forceinline__ void start_scores(uint32_t q, uint32_t k, Scores<C>& 
   products_begin();
 #pragma unroll
   for (int i = 0; i < C::kDq / 16; ++i) {
-    scores_product<typename C::Q>(s, rows.at(i / 4 * 64 * kPanelRow + i % 4 * 32), keys.at(i / 4 * kBlock + i % 4 * 32), i > 0);
+    scores_product<typename C::Math>(s, rows.at(i / 4 * 64 * kPanelRow + i % 4 * 32), keys.at(i / 4 * kBlock + i % 4 * 32), i > 0);
   }
   products_commit();
 }
@@ -72,7 +76,7 @@ __device__ __forceinline__ void start_values(const Weights<C>& weights, uint32_t
   hold(rows.o);
   products_begin();
 #pragma unroll
-  for (int i = 0; i < C::kTile / 16; ++i) values_product<typename C::Q>(rows.o, weights[i], values.at(i * 2 * C::kVGroup));
+  for (int i = 0; i < C::kTile / 16; ++i) values_product<typename C::Math>(rows.o, weights[i], values.at(i * 2 * C::kVGroup));
   products_commit();
 }
 
@@ -170,7 +174,7 @@ __device__ __forceinline__ void softmax_step(Rows<C>& rows, float c, Scores<C>& 
 template <class C>
 __device__ __forceinline__ void pack_weights(const Scores<C>& s, Weights<C>& weights) {
 #pragma unroll
-  for (int i = 0; i < C::kTile / 4; ++i) weights[i / 4][i % 4] = pack2<typename C::Q>(s[2 * i], s[2 * i + 1]);
+  for (int i = 0; i < C::kTile / 4; ++i) weights[i / 4][i % 4] = pack2<typename C::Math>(s[2 * i], s[2 * i + 1]);
 }
 
 template <class C>
@@ -215,7 +219,24 @@ __device__ __forceinline__ void skip_tiles(Shared<C>& shared, Ring<C::kStages>& 
   }
 }
 
-// A computing warpgroup on its way through the units of the block. kMapped: tiles of KV come by boxes.
+// The warpgroup's rows of q become f16, in place.
+template <class C>
+__device__ __forceinline__ void convert_q(uint32_t rows, int group) {
+  rows += thread_number() % 128 * 16;
+#pragma unroll 2
+  for (int i = 0; i < C::kDq / 16; ++i) {
+    auto convert = [](uint32_t two) {
+      const float2 x = unpack2<typename C::Q>(two);
+      return pack2<F16>(x.x, x.y);
+    };
+    const uint4 x = load_shared4(rows + i * 128 * 16);
+    store_shared4(rows + i * 128 * 16, make_uint4(convert(x.x), convert(x.y), convert(x.z), convert(x.w)));
+  }
+  publish_to_products();
+  meet(kGroupMeet + group, 128);
+}
+
+// A computing warpgroup on its way through the units of the block. kMapped: copying warps have parts, and tiles of KV need no fence.
 template <class C, bool kMapped>
 struct Walk {
   const AttnMappedParams& mapped;
@@ -244,6 +265,9 @@ struct Walk {
     const Work& work = work_of(unit);
     if (work.num_rows != 0) skip_tiles<C>(shared, stage, group, sight_in(work).first_tile);
     const bool sees = work.num_rows != 0 && sight_in(work).first_tile < sight_in(work).last_tile;
+    if constexpr (C::kConvertsQ) {
+      if (sees) convert_q<C>(shared_address(shared.q[place] + group * 64 * C::kDq * 2), group);
+    }
     if (sees) wait_full(&shared.full_k[stage.at], stage.parity, kMapped);
     if (sees) take_turn(group);
     start_scores<C>(shared_address(shared.q[place] + group * 64 * C::kDq * 2), shared_address(shared.k[stage.at]), s);
@@ -453,19 +477,20 @@ __device__ __forceinline__ void compute_all(const AttnMappedParams& mapped, Shar
 // How many arrivals end a barrier's phase.
 template <class C>
 __device__ __forceinline__ void init_barriers(const AttnMappedParams& mapped, Shared<C>& shared) {
-  const bool has_maps = mapped.has_maps != 0;
-  const int copying_q = mapped.has_row_maps != 0 ? 0 : has_maps ? 32 : C::kWarpgroup - 32;
+  const int copying_q = mapped.has_row_maps != 0 ? 0 : has_parts<C>(mapped) ? 32 : C::kWarpgroup - 32;
+  const int copying_tile = C::kFp8 ? 64 : has_parts<C>(mapped) ? 1 : C::kWarpgroup;
   constexpr int kComputing = C::kGroups * 4;  // warps
   for (int i = 0; i < C::kQs * C::kGroups; ++i) {
     barrier_init(&shared.full_q[0][0] + i, copying_q + 1), barrier_init(&shared.empty_q[0][0] + i, mapped.has_row_maps != 0 ? 4 : kComputing);
   }
   for (int i = 0; i < C::kStages; ++i) {
-    barrier_init(&shared.full_k[i], has_maps ? 1 : C::kWarpgroup), barrier_init(&shared.empty_k[i], kComputing);
-    barrier_init(&shared.full_v[i], has_maps ? 1 : C::kWarpgroup), barrier_init(&shared.empty_v[i], kComputing);
+    barrier_init(&shared.full_k[i], copying_tile), barrier_init(&shared.empty_k[i], kComputing);
+    barrier_init(&shared.full_v[i], copying_tile), barrier_init(&shared.empty_v[i], kComputing);
+    if (C::kFp8) barrier_init(&shared.raw_k[i], 33), barrier_init(&shared.raw_v[i], 33);
   }
   for (int i = 0; i < C::kUnits; ++i) {
     barrier_init(&shared.made[i]), barrier_init(&shared.begun[i], 1);
-    barrier_init(&shared.done[i], 32 * (kComputing + (has_maps ? 3 : 0)));
+    barrier_init(&shared.done[i], 32 * (kComputing + (has_parts<C>(mapped) ? 3 : 0)));
   }
 }
 
@@ -495,8 +520,8 @@ __device__ __forceinline__ void extend(const AttnMappedParams& mapped) {
   __syncthreads();
   if (threadIdx.x < C::kWarpgroup) {
     give_registers<C::kCopyRegisters>();
-    if (mapped.has_maps != 0) {
-      copy_boxes<C>(mapped, shared, claimed);
+    if (has_parts<C>(mapped)) {
+      copy_by_parts<C>(mapped, shared, claimed);
     } else {
       copy_all<C>(mapped, shared, claimed);
     }
@@ -504,7 +529,7 @@ __device__ __forceinline__ void extend(const AttnMappedParams& mapped) {
     if (p.claim != 0 && threadIdx.x == 0) leave_claims(p);
   } else {
     take_registers<C::kComputeRegisters>();
-    if (mapped.has_maps != 0) {
+    if (has_parts<C>(mapped)) {
       compute_all<C, true>(mapped, shared);
     } else {
       compute_all<C, false>(mapped, shared);
@@ -516,11 +541,11 @@ __device__ __forceinline__ void extend(const AttnMappedParams& mapped) {
 
 #define bf16 Bf16
 #define f16 F16
+#define fp8 Fp8
 #define KERNEL(name, q, kv, dqk, dvo, general, threads, shared_bytes, blocks, rows)                                                  \
-  static_assert(Same<q, kv>::value, "KV has the dtype of q");                                                                        \
-  static_assert(Config<q, dqk, dvo, general, rows>::kThreads == threads, "the list states the block size");                          \
-  static_assert(sizeof(Shared<Config<q, dqk, dvo, general, rows>>) == shared_bytes, "the list states the shared memory");            \
+  static_assert(Config<q, kv, dqk, dvo, general, rows>::kThreads == threads, "the list states the block size");                      \
+  static_assert(sizeof(Shared<Config<q, kv, dqk, dvo, general, rows>>) == shared_bytes, "the list states the shared memory");        \
   extern "C" __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ AttnMappedParams p) {                   \
-    extend<Config<q, dqk, dvo, general, rows>>(p);                                                                                   \
+    extend<Config<q, kv, dqk, dvo, general, rows>>(p);                                                                               \
   }
 #include "extend_sm90.inst"

@@ -5,37 +5,14 @@
 // tiles that do not begin at a multiple of 16, come by cp.async, of one warp: rarely, a tile of them takes it some microseconds.
 #pragma once
 
-#include "extend_sm90_loader.cuh"
-#include "primitives/tensor_map.cuh"
+#include "extend_sm90_fp8.cuh"
 
 namespace {
 
-static constexpr int kBoxTokens = 16, kMadeAhead = 2;
-
-// Waits until a unit is made; all lanes see it then.
-template <class C>
-__device__ __forceinline__ const Work& wait_made(Shared<C>& shared, unsigned unit) {
-  barrier_wait(&shared.made[unit % C::kUnits], unit / C::kUnits % 2);
-  return shared.units[unit % C::kUnits];
-}
-
-// The thread will not look at the unit again.
-template <class C>
-__device__ __forceinline__ void leave_unit(Shared<C>& shared, unsigned unit) {
-  barrier_arrive(&shared.done[unit % C::kUnits]);
-}
-
-// The first warp: makes units; the first one is made.
+// The first warp.
 template <class C>
 __device__ __forceinline__ void make_all(const AttnMappedParams& mapped, Shared<C>& shared, int claimed) {
-  for (unsigned unit = 0;; ++unit) {
-    Work& work = shared.units[unit % C::kUnits];
-    if (unit >= C::kUnits) barrier_wait(&shared.done[unit % C::kUnits], unit / C::kUnits % 2 ^ 1);
-    if (unit > kMadeAhead) barrier_wait(&shared.begun[(unit - kMadeAhead) % C::kUnits], (unit - kMadeAhead) / C::kUnits % 2);
-    if (unit > 0) make_next<C>(mapped, shared.magic, shared.units[(unit - 1) % C::kUnits], work, claimed);
-    barrier_arrive(&shared.made[unit % C::kUnits]);
-    __syncwarp();  // the next one begins with what other lanes wrote
-    if (work.num_rows == 0) return;
+  for (unsigned unit = 0; make_unit<C>(mapped, shared, unit, claimed); ++unit) {
   }
 }
 
@@ -48,19 +25,11 @@ struct BoxCopier {
   const AttnMappedParams& mapped;
   int page;  // of this lane's box in the tile to come
 
-  // Page of position t.
-  static __device__ __forceinline__ int page_at(const AttnParams& p, const Work& work, int t) {
-    const int at = work.at.facts.pages_begin + page_of(p.page_magic, p.page_shift, t);
-    if (p.kv_indices == 0) return at;
-    ATTN_CHECK(at >= 0 && at < p.num_kv_indices, p.check, kKernelExtend, kCheckKvIndex, work.at.facts.request, at);
-    return load_table(ptr<const int32_t>(p.kv_indices) + at);
-  }
-
   // Starts loading the page id of this lane's box of the tile at `pos`.
   __device__ __forceinline__ void load_page(const Work& work, int pos) {
     const int t = pos + static_cast<int>(threadIdx.x % 32) * kBoxTokens;
     page = 0;
-    if (threadIdx.x % 32 < kBoxes && t < work.end) page = page_at(mapped.attn, work, t);
+    if (threadIdx.x % 32 < kBoxes && t < work.end) page = page_at(mapped.attn, work.at.facts.request, work.at.facts.pages_begin, t);
   }
 
   // Copies rows [first, last) of the tile at `pos` by cp.async, those of tokens from the unit's end on as zeros, and waits for them.
@@ -73,7 +42,7 @@ struct BoxCopier {
       const int t = pos + first + lane;  // of the row whose place this lane finds
       Place place = {0, 0};
       if (first + lane < last && t < work.end) {
-        place = {page_at(p, work, t), t - page_of(p.page_magic, p.page_shift, t) * p.page_size};
+        place = {page_at(p, work.at.facts.request, work.at.facts.pages_begin, t), t - page_of(p.page_magic, p.page_shift, t) * p.page_size};
         ATTN_CHECK(place.page >= 0 && place.page < p.num_pages, p.check, kKernelExtend, kCheckPageId, work.at.facts.request, place.page);
       }
       const int64_t known = cache_offset(place, kOfV ? p.v_stride_page : p.k_stride_page, kOfV ? p.v_stride_token : p.k_stride_token);
@@ -251,15 +220,33 @@ __device__ __forceinline__ void copy_rows_of_q(const AttnParams& p, Shared<C>& s
 }
 
 template <class C>
-__device__ __forceinline__ void copy_boxes(const AttnMappedParams& mapped, Shared<C>& shared, int claimed) {
+__device__ __forceinline__ void make_units(const AttnMappedParams& mapped, Shared<C>& shared, int claimed) {
+  if constexpr (C::kFp8) {
+    make_and_widen<C>(mapped, shared, claimed);
+  } else {
+    make_all<C>(mapped, shared, claimed);
+  }
+}
+
+template <class C, bool kOfV>
+__device__ __forceinline__ void copy_cache_of(const AttnMappedParams& mapped, Shared<C>& shared) {
+  if constexpr (C::kFp8) {
+    copy_fp8_cache<C, kOfV>(mapped, shared);
+  } else {
+    copy_cache<C, kOfV>(mapped, shared);
+  }
+}
+
+template <class C>
+__device__ __forceinline__ void copy_by_parts(const AttnMappedParams& mapped, Shared<C>& shared, int claimed) {
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
   publish_global();  // what earlier kernels wrote
   if (warp == 0) {
-    make_all<C>(mapped, shared, claimed);
+    make_units<C>(mapped, shared, claimed);
   } else if (warp == 1) {
-    copy_cache<C, false>(mapped, shared);
+    copy_cache_of<C, false>(mapped, shared);
   } else if (warp == 2) {
-    copy_cache<C, true>(mapped, shared);
+    copy_cache_of<C, true>(mapped, shared);
   } else if (mapped.has_row_maps != 0) {
     RowMover<C>{mapped, shared}.run();
   } else {

@@ -1,4 +1,4 @@
-// The copying half of extend_sm90.cu without tensor maps, and what all halves share: the kernel's shape, its shared memory, units.
+// The copying half of extend_sm90.cu without tensor maps, and what all halves share: the kernel's shape, its shared memory, units, pages.
 #pragma once
 
 // Warps have different numbers of registers, so nothing may be called.
@@ -11,6 +11,9 @@
 #include "primitives/wgmma.cuh"
 
 namespace {
+
+static constexpr int kBoxTokens = 16;  // of a box of K or V
+static constexpr int kMadeAhead = 2;   // units, of what is copied; where each copying warp has a part
 
 using Cursor = UnitCursor<kKernelExtend, INT32_MAX>;
 
@@ -32,9 +35,13 @@ struct Work {
   int first_row;   // of the pass
 };
 
-template <class Q_, int kDq_, int kDv_, bool kGeneral_, int kRows_>
+template <class Q_, class KV_, int kDq_, int kDv_, bool kGeneral_, int kRows_>
 struct Config {
   using Q = Q_;
+  static constexpr bool kFp8 = Same<KV_, Fp8>::value;
+  static_assert(kFp8 || Same<Q_, KV_>::value, "KV is e4m3 or has the dtype of q");
+  using Math = typename Either<kFp8, F16, Q>::T;  // of products: e4m3 is a subset of f16
+  static constexpr bool kConvertsQ = !Same<Q, Math>::value;
   static constexpr int kDq = kDq_, kDv = kDv_, kRows = kRows_;
   static constexpr bool kGeneral = kGeneral_;
   static constexpr int kGroups = kRows / 64, kWarpgroup = 128, kThreads = (kGroups + 1) * kWarpgroup;
@@ -63,6 +70,7 @@ struct __align__(1024) Shared {
   uint64_t full_v[C::kStages], empty_v[C::kStages];
   uint64_t made[C::kUnits], begun[C::kUnits], done[C::kUnits];
   uint32_t magic;  // of the group
+  uint64_t raw_k[C::kFp8 ? C::kStages : 1], raw_v[C::kFp8 ? C::kStages : 1];  // e4m3: `full` of copies
 };
 
 // A place in a ring of kSize, and how often it went round, modulo 2.
@@ -96,6 +104,25 @@ __device__ __forceinline__ int token_of(const AttnParams& p, uint32_t magic, int
   return token;
 }
 
+// Waits until a unit is made; all lanes see it then.
+template <class C>
+__device__ __forceinline__ const Work& wait_made(Shared<C>& shared, unsigned unit) {
+  barrier_wait(&shared.made[unit % C::kUnits], unit / C::kUnits % 2);
+  return shared.units[unit % C::kUnits];
+}
+
+// The thread will not look at the unit again.
+template <class C>
+__device__ __forceinline__ void leave_unit(Shared<C>& shared, unsigned unit) {
+  barrier_arrive(&shared.done[unit % C::kUnits]);
+}
+
+// Whether each copying warp has a part of its own: makes units, copies K, V or rows.
+template <class C>
+__device__ __forceinline__ bool has_parts(const AttnMappedParams& mapped) {
+  return C::kFp8 || mapped.has_maps != 0;
+}
+
 // What warpgroup `group` sees of a pass.
 template <class C>
 __device__ __forceinline__ Sight sight_of(const AttnParams& p, uint32_t magic, const Work& work, int group) {
@@ -107,6 +134,12 @@ __device__ __forceinline__ Sight sight_of(const AttnParams& p, uint32_t magic, c
   if (begin >= end) return {0, 0, 0, 0};
   return {(begin - work.begin) / C::kTile, (end - work.begin + C::kTile - 1) / C::kTile, max(work.begin, of_last.first),
           min(work.end - 1, of_first.last) + 1};
+}
+
+// Behind a window, lets a unit begin at a multiple of 16, so that its tiles come by boxes: with tokens that no row sees, of a page
+// that has others. A later chunk begins where the one before ends.
+__device__ __forceinline__ void begin_at_box(const AttnParams& p, const Cursor& at, Work& work) {
+  if (at.chunk == 0 && work.begin < work.end && p.page_size % kBoxTokens == 0) work.begin -= work.begin % kBoxTokens;
 }
 
 // Makes the unit (or pass) after `from`, by one warp. `claimed`: the unit that the first lane has claimed.
@@ -124,6 +157,7 @@ __device__ __forceinline__ void make_next(const AttnMappedParams& mapped, uint32
       // The unit after this one is claimed now, so that the answer is there when it is wanted.
       if (has_unit && p.claim != 0) claimed = static_cast<int>(gridDim.x) + atomicAdd(ptr<int>(p.claim), 1);
       if (has_unit) chunk_bounds(next.facts, next.chunk, to.begin, to.end);
+      if (C::kFp8 && has_unit) begin_at_box(p, next, to);
       to.first_row = 0;
       to.num_rows = has_unit ? next.facts.q_len * p.group_size : 0;
     }
@@ -132,6 +166,19 @@ __device__ __forceinline__ void make_next(const AttnMappedParams& mapped, uint32
   }
   __syncwarp();
   if (threadIdx.x < C::kGroups) to.sights[threadIdx.x] = sight_of<C>(p, magic, to, threadIdx.x);
+}
+
+// Makes unit `unit` when there is a place for it (the first one is made); false: there is no more work. Where each copying warp has a
+// part, by the first.
+template <class C>
+__device__ __forceinline__ bool make_unit(const AttnMappedParams& mapped, Shared<C>& shared, unsigned unit, int& claimed) {
+  Work& work = shared.units[unit % C::kUnits];
+  if (unit >= C::kUnits) barrier_wait(&shared.done[unit % C::kUnits], unit / C::kUnits % 2 ^ 1);
+  if (!C::kFp8 && unit > kMadeAhead) barrier_wait(&shared.begun[(unit - kMadeAhead) % C::kUnits], (unit - kMadeAhead) / C::kUnits % 2);
+  if (unit > 0) make_next<C>(mapped, shared.magic, shared.units[(unit - 1) % C::kUnits], work, claimed);
+  barrier_arrive(&shared.made[unit % C::kUnits]);
+  __syncwarp();  // the next one begins with what other lanes wrote
+  return work.num_rows != 0;
 }
 
 // Starts copying the rows of the pass, by the copying warps from kFirstWarp on; places of rows that it does not have keep what they
@@ -159,6 +206,14 @@ __device__ __forceinline__ void copy_q(const AttnParams& p, uint32_t magic, cons
       for (int panel = 0; panel < C::kDq / 64; ++panel) cp_async16(to + chunk + panel * 64 * kPanelRow, from + panel * kPanelRow);
     }
   }
+}
+
+// Page of position t of a request.
+__device__ __forceinline__ int page_at(const AttnParams& p, int request, int pages_begin, int t) {
+  const int at = pages_begin + page_of(p.page_magic, p.page_shift, t);
+  if (p.kv_indices == 0) return at;
+  ATTN_CHECK(at >= 0 && at < p.num_kv_indices, p.check, kKernelExtend, kCheckKvIndex, request, at);
+  return load_table(ptr<const int32_t>(p.kv_indices) + at);
 }
 
 // Copies tiles of K and V. Eight threads share a row; lane i of them knows the place of their row i, i + 8, ...

@@ -137,10 +137,11 @@ struct TensorMap {
 // - q, out: 64 elements of a row; query heads; rows; panels of 64 elements. A box is the heads of a group, 64 / group_size rows;
 // - caches: 64 elements of a row; 8 tokens; panels of 64 elements; the page's groups of 8 tokens; steps between (page, KV head).
 //   A box is 16 tokens of a page and head. Tiles of KV that do not begin at a multiple of 16 do not come by the maps.
+// Boxes are swizzled by 128 bytes, those of e4m3 not at all.
 struct AttnMappedParams {
   AttnParams attn;
   int32_t has_maps;      // 1: of k and v; page_size is a multiple of 16
-  int32_t has_row_maps;  // 1: besides, of q and out; group_size divides 64
+  int32_t has_row_maps;  // 1: of q and out; group_size divides 64; with has_maps only, unless KV is e4m3
   int32_t k_page_step;   // a cache's last coordinate is page x page step + KV head x head step
   int32_t k_head_step;
   int32_t v_page_step;

@@ -44,6 +44,16 @@ __device__ __forceinline__ uint2 load_shared2(uint32_t address) {
   return x;
 }
 
+__device__ __forceinline__ uint4 load_shared4(uint32_t address) {
+  uint4 x;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(address) : "memory");
+  return x;
+}
+
+__device__ __forceinline__ void store_shared4(uint32_t address, uint4 x) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
+}
+
 // Stores of what is read again soon, while much else goes through the L2 cache: they ask to be evicted last; PTX createpolicy.
 __device__ __forceinline__ uint64_t evict_last_policy() {
   uint64_t policy;

@@ -335,7 +335,8 @@ mod tests {
             assert_eq!(family(&model(dim, same), &newer, Families::All), "extend", "{dim}");
         }
         assert_eq!(family(&model(96, same), &HOPPER, Families::All), "extend");
-        assert_eq!(family(&model(128, KvDtype::Fp8E4m3), &HOPPER, Families::All), "extend");
+        assert_eq!(family(&model(128, KvDtype::Fp8E4m3), &HOPPER, Families::All), "extend_sm90");
+        assert_eq!(family(&model(128, KvDtype::Fp8E4m3), &HOPPER, Families::Portable), "extend");
     }
 
     #[test]

@@ -13,7 +13,7 @@ use crate::device::{
     CudaKv, CudaLseMut, CudaTensor, CudaTensorMut, Device, DeviceBuffer, DeviceError, Kernel, KernelParams,
     LaunchShape, SideStream,
 };
-use crate::entry::Entry;
+use crate::entry::{Element, Entry};
 use crate::kernel_set::{KernelSet, LayerConstants};
 use crate::params::{AttnParams, MergeStatesParams, StoreKvParams, page_division};
 use crate::space::Cuda;
@@ -119,7 +119,7 @@ impl LayerCall<'_> {
         let params = AttnParams { step: part.step, tiles: part.tiles, ranges: part.ranges, claim, ..*params };
         if entry.takes_maps() {
             let kernel = self.kernels.mapped(self.device, entry, self.check != 0)?;
-            let params = self.kernels.maps.add(self.device, &params);
+            let params = self.kernels.maps.add(self.device, &params, entry.kv == Element::Fp8);
             self.launch_part(&kernel, &self.shape(&kernel, entry, part.grid), &params, side)
         } else {
             let kernel = self.kernels.attention(self.device, entry, self.check != 0)?;

@@ -9,15 +9,17 @@ use std::sync::{Mutex, PoisonError};
 use crate::device::{Device, TensorMap, TensorMapSpec};
 use crate::params::{AttnMappedParams, AttnParams};
 
-/// Elements of a panel: 128 bytes.
+/// Elements of a panel.
 const PANEL: u64 = 64;
 /// Tokens of a group, and those of a box.
 const GROUP_TOKENS: u64 = 8;
 const BOX_TOKENS: i32 = 16;
 /// Rows (tokens × heads of a group) of a box of q or out.
 const BOX_ROWS: i32 = 64;
-/// Bytes of an element.
+/// Bytes of an element of q and out, of caches in their dtype, and of caches in e4m3.
 const ELEMENT: u64 = 2;
+const WIDE: u32 = 2;
+const FP8: u32 = 1;
 /// Strides of maps are shorter than this, in bytes.
 const MAX_STRIDE: u64 = 1 << 40;
 /// More than layers have caches and callers have buffers; beyond, all are made anew.
@@ -27,6 +29,8 @@ const MAX_MADE: usize = 512;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Boxes {
     address: u64,
+    /// [`FP8`]: boxes are not swizzled, since a warp widens them before products read them.
+    element_bytes: u32,
     rank: usize,
     extents: [u64; 5],
     /// Bytes, from dimension 1 on.
@@ -41,10 +45,11 @@ impl Boxes {
         }
         let spec = TensorMapSpec {
             address: self.address,
-            element_bytes: 2,
+            element_bytes: self.element_bytes,
             extents: &self.extents[..self.rank],
             strides: &self.strides[..self.rank - 1],
             box_extents: &self.box_extents[..self.rank],
+            is_swizzled: self.element_bytes != FP8,
         };
         TensorMap::encode(device, &spec).ok()
     }
@@ -66,6 +71,7 @@ struct Cache {
     stride_token: i64,
     stride_head: i64,
     head_dim: i32,
+    element_bytes: u32,
 }
 
 impl CacheBoxes {
@@ -82,14 +88,16 @@ impl CacheBoxes {
         let count = |n: i32| u64::try_from(n - 1).ok();
         let last = count(p.num_pages)?.checked_mul(page / step)? + count(p.num_kv_heads)?.checked_mul(head / step)?;
         let panels = u32::try_from(cache.head_dim).ok()? / u32::try_from(PANEL).ok()?;
-        let token = unsigned(cache.stride_token)? * ELEMENT;
+        let element = u64::from(cache.element_bytes);
+        let token = unsigned(cache.stride_token)? * element;
         let groups = u64::try_from(p.page_size).ok()? / GROUP_TOKENS;
         i32::try_from(last).ok()?;
         let boxes = Boxes {
             address: cache.address,
+            element_bytes: cache.element_bytes,
             rank: 5,
             extents: [PANEL, GROUP_TOKENS, u64::from(panels), groups, last + 1],
-            strides: [token, PANEL * ELEMENT, token * GROUP_TOKENS, step.checked_mul(ELEMENT)?],
+            strides: [token, PANEL * element, token * GROUP_TOKENS, step.checked_mul(element)?],
             box_extents: [64, 8, panels, 2, 1],
         };
         let small = |n: u64| i32::try_from(n).ok();
@@ -97,9 +105,10 @@ impl CacheBoxes {
     }
 }
 
-/// Boxes of K and V: pages of whole boxes. Behind a window, tiles begin anywhere, so few of them would be whole boxes.
-fn cache_boxes(p: &AttnParams) -> Option<[CacheBoxes; 2]> {
-    if p.page_size % BOX_TOKENS != 0 || p.window_left >= 0 {
+/// Boxes of K and V: pages of whole boxes. Behind a window, tiles begin anywhere, so few of them would be whole boxes; those of
+/// e4m3 begin where a box does.
+fn cache_boxes(p: &AttnParams, element_bytes: u32) -> Option<[CacheBoxes; 2]> {
+    if p.page_size % BOX_TOKENS != 0 || (p.window_left >= 0 && element_bytes != FP8) {
         return None;
     }
     let k = Cache {
@@ -108,6 +117,7 @@ fn cache_boxes(p: &AttnParams) -> Option<[CacheBoxes; 2]> {
         stride_token: p.k_stride_token,
         stride_head: p.k_stride_head,
         head_dim: p.head_dim_qk,
+        element_bytes,
     };
     let v = Cache {
         address: p.v,
@@ -115,6 +125,7 @@ fn cache_boxes(p: &AttnParams) -> Option<[CacheBoxes; 2]> {
         stride_token: p.v_stride_token,
         stride_head: p.v_stride_head,
         head_dim: p.head_dim_vo,
+        element_bytes,
     };
     Some([CacheBoxes::new(p, &k)?, CacheBoxes::new(p, &v)?])
 }
@@ -134,6 +145,7 @@ fn row_boxes(p: &AttnParams) -> Option<[Boxes; 2]> {
         let panels = unsigned(head_dim)? / u32::try_from(PANEL).ok()?;
         Some(Boxes {
             address,
+            element_bytes: WIDE,
             rank: 4,
             extents: [PANEL, unsigned(p.num_qo_heads)?.into(), unsigned(p.num_rows)?.into(), panels.into(), 0],
             strides: [bytes(head, p.num_qo_heads)?, bytes(row, p.num_rows)?, PANEL * ELEMENT, 0],
@@ -151,23 +163,39 @@ pub(crate) struct MadeMaps {
 }
 
 impl MadeMaps {
-    /// A launch's parameters with the maps that there are for it.
-    pub(crate) fn add(&self, device: &Device, p: &AttnParams) -> AttnMappedParams {
-        self.add_with(p, |boxes| boxes.make(device))
+    /// A launch's parameters with the maps that there are for it, of caches in e4m3 or else in the dtype of q.
+    pub(crate) fn add(&self, device: &Device, p: &AttnParams, is_fp8: bool) -> AttnMappedParams {
+        self.add_with(p, is_fp8, |boxes| boxes.make(device))
     }
 
-    fn add_with(&self, p: &AttnParams, make: impl Fn(&Boxes) -> Option<TensorMap>) -> AttnMappedParams {
+    fn add_with(&self, p: &AttnParams, is_fp8: bool, make: impl Fn(&Boxes) -> Option<TensorMap>) -> AttnMappedParams {
         let mut params = AttnMappedParams { attn: *p, ..AttnMappedParams::default() };
-        let Some([k, v]) = cache_boxes(p) else { return params };
-        let (Some(k_map), Some(v_map)) = (self.get(&k.boxes, &make), self.get(&v.boxes, &make)) else { return params };
+        self.add_cache_maps(&mut params, if is_fp8 { FP8 } else { WIDE }, &make);
+        // Without maps of the caches all threads copy rows too, unless KV is to be widened.
+        if params.has_maps != 0 || is_fp8 {
+            self.add_row_maps(&mut params, &make);
+        }
+        params
+    }
+
+    fn add_cache_maps(
+        &self,
+        params: &mut AttnMappedParams,
+        element_bytes: u32,
+        make: impl Fn(&Boxes) -> Option<TensorMap>,
+    ) {
+        let Some([k, v]) = cache_boxes(&params.attn, element_bytes) else { return };
+        let (Some(k_map), Some(v_map)) = (self.get(&k.boxes, &make), self.get(&v.boxes, &make)) else { return };
         (params.has_maps, params.k_map, params.v_map) = (1, k_map, v_map);
         (params.k_page_step, params.k_head_step) = (k.page_step, k.head_step);
         (params.v_page_step, params.v_head_step) = (v.page_step, v.head_step);
-        let Some([q, out]) = row_boxes(p) else { return params };
+    }
+
+    fn add_row_maps(&self, params: &mut AttnMappedParams, make: impl Fn(&Boxes) -> Option<TensorMap>) {
+        let Some([q, out]) = row_boxes(&params.attn) else { return };
         if let (Some(q_map), Some(out_map)) = (self.get(&q, &make), self.get(&out, &make)) {
             (params.has_row_maps, params.q_map, params.out_map) = (1, q_map, out_map);
         }
-        params
     }
 
     fn get(&self, boxes: &Boxes, make: impl Fn(&Boxes) -> Option<TensorMap>) -> Option<TensorMap> {
@@ -230,14 +258,15 @@ mod tests {
         }
     }
 
-    /// Byte that the map's first element of (page, head, token, dim) is at.
+    /// Byte that the map's element of (page, head, token, dim) is at.
     fn at(cache: &CacheBoxes, page: u64, head: u64, token: u64, dim: u64) -> u64 {
         let step = |n: i32| u64::try_from(n).expect("steps are positive");
         let last = page * step(cache.page_step) + head * step(cache.head_step);
         assert!(last < cache.boxes.extents[4], "inside the tensor");
         let coordinates = [token % GROUP_TOKENS, dim / PANEL, token / GROUP_TOKENS, last];
         let strides = cache.boxes.strides.iter();
-        cache.boxes.address + dim % PANEL * ELEMENT + strides.zip(coordinates).map(|(s, c)| s * c).sum::<u64>()
+        let element = u64::from(cache.boxes.element_bytes);
+        cache.boxes.address + dim % PANEL * element + strides.zip(coordinates).map(|(s, c)| s * c).sum::<u64>()
     }
 
     #[test]
@@ -251,24 +280,28 @@ mod tests {
         ];
         for (page, token, head) in layouts {
             let p = AttnParams { k_stride_page: page, k_stride_token: token, k_stride_head: head, ..params() };
-            let [k, _] = cache_boxes(&p).expect("a map describes it");
-            for [i, h, t, d] in [[0, 0, 0, 0], [999, 7, 15, 127], [1, 0, 8, 64], [0, 3, 7, 65]] {
-                let unsigned = |n: i64| u64::try_from(n).expect("positive");
-                let wanted = p.k + 2 * (i * unsigned(page) + t * unsigned(token) + h * unsigned(head) + d);
-                assert_eq!(at(&k, i, h, t, d), wanted, "{page} {token} {head}: {i} {h} {t} {d}");
+            for bytes in [WIDE, FP8] {
+                let [k, _] = cache_boxes(&p, bytes).expect("a map describes it");
+                for [i, h, t, d] in [[0, 0, 0, 0], [999, 7, 15, 127], [1, 0, 8, 64], [0, 3, 7, 65]] {
+                    let unsigned = |n: i64| u64::try_from(n).expect("positive");
+                    let elements = i * unsigned(page) + t * unsigned(token) + h * unsigned(head) + d;
+                    let wanted = p.k + u64::from(bytes) * elements;
+                    assert_eq!(at(&k, i, h, t, d), wanted, "{page} {token} {head}: {i} {h} {t} {d}");
+                }
             }
         }
     }
 
     #[test]
     fn what_no_map_describes_has_none() {
-        assert!(cache_boxes(&AttnParams { page_size: 8, ..params() }).is_none());
-        assert!(cache_boxes(&AttnParams { page_size: 24, ..params() }).is_none());
-        assert!(cache_boxes(&AttnParams { window_left: 100, ..params() }).is_none());
+        assert!(cache_boxes(&AttnParams { page_size: 8, ..params() }, WIDE).is_none());
+        assert!(cache_boxes(&AttnParams { page_size: 24, ..params() }, WIDE).is_none());
+        assert!(cache_boxes(&AttnParams { window_left: 100, ..params() }, WIDE).is_none());
+        assert!(cache_boxes(&AttnParams { window_left: 100, ..params() }, FP8).is_some());
         // Steps of 8 elements: more than a coordinate counts.
         let many = AttnParams { v_stride_page: 16 * 1024 + 8, num_pages: 2_000_000, ..params() };
-        assert!(cache_boxes(&many).is_none());
-        assert!(cache_boxes(&AttnParams { num_pages: 2_000_000, ..params() }).is_some());
+        assert!(cache_boxes(&many, WIDE).is_none());
+        assert!(cache_boxes(&AttnParams { num_pages: 2_000_000, ..params() }, WIDE).is_some());
         assert!(row_boxes(&AttnParams { group_size: 7, ..params() }).is_none());
         let [q, _] = row_boxes(&params()).expect("a map describes it");
         assert_eq!((q.box_extents, q.extents), ([64, 4, 16, 2, 0], [64, 32, 100, 2, 0]));
@@ -285,27 +318,30 @@ mod tests {
             Some(TensorMap::default())
         };
         for _ in 0..3 {
-            let params = maps.add_with(&params(), make);
+            let params = maps.add_with(&params(), false, make);
             assert_eq!((params.has_maps, params.has_row_maps), (1, 1));
             assert_eq!((params.k_page_step, params.k_head_step), (128, 1));
         }
         assert_eq!(count.get(), 4);
-        maps.add_with(&AttnParams { q: 1 << 22, ..params() }, make);
+        maps.add_with(&AttnParams { q: 1 << 22, ..params() }, false, make);
         assert_eq!(count.get(), 5);
     }
 
     #[test]
     fn without_a_map_of_a_cache_threads_copy() {
         let maps = MadeMaps::default();
-        let params = maps.add_with(&params(), |boxes| (boxes.address != 1 << 31).then(TensorMap::default));
-        assert_eq!((params.has_maps, params.has_row_maps), (0, 0));
+        let make = |boxes: &Boxes| (boxes.address != 1 << 31).then(TensorMap::default);
+        let of_wide = maps.add_with(&params(), false, make);
+        assert_eq!((of_wide.has_maps, of_wide.has_row_maps), (0, 0));
+        let of_fp8 = maps.add_with(&params(), true, make);
+        assert_eq!((of_fp8.has_maps, of_fp8.has_row_maps), (0, 1));
     }
 
     #[test]
     fn the_number_of_maps_is_limited() {
         let maps = MadeMaps::default();
         for i in 0..2 * MAX_MADE as u64 {
-            maps.add_with(&AttnParams { q: i << 10, ..params() }, |_| Some(TensorMap::default()));
+            maps.add_with(&AttnParams { q: i << 10, ..params() }, false, |_| Some(TensorMap::default()));
         }
         assert!(maps.made.lock().expect("no test panics with it").len() <= MAX_MADE);
     }

@@ -42,9 +42,9 @@ const fn extend(max_dim: u32, is_fp8: bool, tflops: f64) -> Row {
     prefill("cuda/extend", max_dim, is_fp8, tflops, 6.0, [u32::MAX, 64])
 }
 
-const fn extend_sm90(max_dim: u32, kv_step: u32, tflops: f64) -> Row {
+const fn extend_sm90(max_dim: u32, kv_step: u32, is_fp8: bool, tflops: f64) -> Row {
     // A warpgroup has 64 rows.
-    prefill("cuda/extend_sm90", max_dim, false, tflops, 1.7, [64, kv_step])
+    prefill("cuda/extend_sm90", max_dim, is_fp8, tflops, 1.7, [64, kv_step])
 }
 
 const fn prefill(family: &'static str, max_dim: u32, is_fp8: bool, tflops: f64, unit_us: f64, steps: [u32; 2]) -> Row {
@@ -67,9 +67,12 @@ const ROWS: &[Row] = &[
     extend(64, false, 333.0),
     extend(128, false, 396.0),
     extend(256, false, 355.0),
-    extend_sm90(64, 112, 555.0),
-    extend_sm90(128, 80, 770.0),
-    extend_sm90(256, 80, 762.0),
+    extend_sm90(64, 112, false, 555.0),
+    extend_sm90(128, 80, false, 770.0),
+    extend_sm90(256, 80, false, 762.0),
+    extend_sm90(64, 112, true, 520.0),
+    extend_sm90(128, 80, true, 713.0),
+    extend_sm90(256, 80, true, 590.0),
 ];
 
 /// What the kernels of a family reach for a group of layers; `None` where nobody measured it.

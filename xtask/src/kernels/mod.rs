@@ -85,10 +85,11 @@ fn texts(units: &[Unit], built: &[Built], source_hash: &str) -> Result<Files> {
     Ok(Files::from([(format!("{IMAGES}/manifest.json"), manifest), (TABLE.to_owned(), table)]))
 }
 
-/// Kernels of one file are much alike, over more than the window of most compressors: brotli with its largest window.
+/// Kernels of one file are much alike, over more than the window of most compressors: brotli with its largest window. Quality
+/// 10 makes text a third smaller than 9 does, for some minutes.
 fn compress(bytes: &[u8]) -> Result<Vec<u8>> {
     let params = brotli::enc::BrotliEncoderParams {
-        quality: 9,
+        quality: 10,
         lgwin: 24,
         size_hint: bytes.len(),
         ..brotli::enc::BrotliEncoderParams::default()

@@ -24,12 +24,14 @@ pub struct TensorMapSpec<'a> {
     pub extents: &'a [u64],
     /// Bytes between neighbours, from dimension 1 on; multiples of 16. One fewer than dimensions.
     pub strides: &'a [u64],
-    /// Elements of a box in each dimension, at most 256 each; the innermost 128 bytes at most.
+    /// Elements of a box in each dimension, at most 256 each; the innermost 128 bytes at most, of a swizzled box.
     pub box_extents: &'a [u32],
+    /// Whether boxes are swizzled by 128 bytes in shared memory.
+    pub is_swizzled: bool,
 }
 
 impl TensorMap {
-    /// Encodes a map with 128-byte swizzle and zeros outside.
+    /// Encodes a map with zeros outside.
     ///
     /// # Errors
     /// [`DeviceError::Alignment`], and [`DeviceError::Driver`] for what the driver does not accept.
@@ -51,6 +53,10 @@ impl TensorMap {
             1 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT8,
             _ => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
         };
+        let swizzle = match spec.is_swizzled {
+            true => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+            false => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_NONE,
+        };
         let mut map = sys::CUtensorMap { opaque: [0; 16] };
         let steps = [1u32; 5];
         // SAFETY: the arrays have as many entries as the rank says, which was checked; the map is a local.
@@ -65,7 +71,7 @@ impl TensorMap {
                 spec.box_extents.as_ptr(),
                 steps.as_ptr(),
                 sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
-                sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+                swizzle,
                 sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
                 sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
             )
