@@ -99,10 +99,8 @@ run_sanitizer() {
   export ATTN_REQUIRE_GPU=1
   for tool in memcheck racecheck synccheck initcheck; do
     # Tools that track barriers in shared memory are told how many there may be over all blocks.
-    # racecheck follows accesses that __syncwarp and then one lane's arrival at a barrier order only where it is told to.
     case $tool in
-      racecheck) barriers="--num-cuda-barriers 65536 --racecheck-indirect-barrier-dependency" ;;
-      synccheck) barriers="--num-cuda-barriers 65536" ;;
+      racecheck | synccheck) barriers="--num-cuda-barriers 65536" ;;
       *) barriers= ;;
     esac
     # shellcheck disable=SC2086
