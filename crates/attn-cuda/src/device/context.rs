@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, sys};
 
 use super::error::{DeviceError, check, failed};
-use super::module::{Module, ModuleSource};
+use super::module::{ImageKind, Module, ModuleSource};
 use super::probe::probe;
 use super::staging::Pinned;
 use super::trap::{TrapRecord, TrapReport};
@@ -47,8 +47,8 @@ impl DeviceProperties {
     }
 }
 
-/// Loaded modules by name.
-type Modules = HashMap<&'static str, Arc<Module>>;
+/// Loaded modules by name, and of those that were loaded as text by kernel.
+type Modules = HashMap<(&'static str, Option<Box<str>>), Arc<Module>>;
 
 /// A GPU's context and the one stream that this handle works on. Cheap to clone; clones share everything.
 ///
@@ -190,14 +190,17 @@ impl Device {
         TrapReport::of(bytemuck::pod_read_unaligned(bytes))
     }
 
-    /// The loaded module of a source; loads it where this is its first use.
-    pub(super) fn module(&self, source: &ModuleSource) -> Result<Arc<Module>, DeviceError> {
+    /// The loaded module of a source that has a kernel; loads it where this is its first use.
+    pub(super) fn module(&self, source: &ModuleSource, kernel: &str) -> Result<Arc<Module>, DeviceError> {
         let mut modules = self.inner.modules.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(module) = modules.get(source.name) {
+        let of_all = (source.name, None);
+        let of_kernel = (source.name, Some(Box::from(kernel)));
+        if let Some(module) = modules.get(&of_all).or_else(|| modules.get(&of_kernel)) {
             return Ok(Arc::clone(module));
         }
-        let module = Arc::new(Module::load(self, source)?);
-        modules.insert(source.name, Arc::clone(&module));
+        let module = Arc::new(Module::load(self, source, kernel)?);
+        let key = if module.image().kind == ImageKind::Ptx { of_kernel } else { of_all };
+        modules.insert(key, Arc::clone(&module));
         Ok(module)
     }
 

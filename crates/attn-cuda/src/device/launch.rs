@@ -76,7 +76,7 @@ impl<P: KernelParams> Kernel<P> {
     /// # Errors
     /// [`DeviceError::NoImage`], [`DeviceError::Load`], [`DeviceError::NoKernel`], [`DeviceError::Driver`].
     pub fn find(device: &Device, source: &ModuleSource, name: &str, shared_bytes: u32) -> Result<Self, DeviceError> {
-        let module = device.module(source)?;
+        let module = device.module(source, name)?;
         device.bind()?;
         let function = module.function(name)?;
         if shared_bytes > DEFAULT_SHARED_BYTES {

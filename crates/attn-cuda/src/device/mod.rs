@@ -16,6 +16,7 @@ mod launch;
 mod locked;
 mod module;
 mod probe;
+mod ptx;
 mod side_stream;
 mod staging;
 mod tensor_map;

@@ -1,4 +1,5 @@
-//! Owns the choice of an image for a GPU, and loaded modules. A module is loaded when its first kernel is asked for.
+//! Owns the choice of an image for a GPU, and loaded modules. Machine code is loaded when its first kernel is asked for, text
+//! kernel by kernel.
 
 use std::ffi::{CString, c_void};
 
@@ -6,6 +7,7 @@ use cudarc::driver::sys;
 
 use super::context::Device;
 use super::error::{DeviceError, DriverCode, LoadFailure, check};
+use super::ptx::only_kernel;
 
 /// What an image holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,8 +91,8 @@ unsafe impl Send for Module {}
 unsafe impl Sync for Module {}
 
 impl Module {
-    /// Loads the best image that the driver accepts.
-    pub(super) fn load(device: &Device, source: &ModuleSource) -> Result<Self, DeviceError> {
+    /// Loads the best image that the driver accepts; of text, `kernel` alone.
+    pub(super) fn load(device: &Device, source: &ModuleSource, kernel: &str) -> Result<Self, DeviceError> {
         let capability = device.properties().capability;
         let images = candidates(source.images, capability);
         if images.is_empty() {
@@ -100,7 +102,7 @@ impl Module {
         device.bind()?;
         let mut failures = Vec::new();
         for image in images {
-            match load_image(image) {
+            match load_image(image, kernel) {
                 Ok(handle) => {
                     let device_context = std::sync::Arc::clone(device.context());
                     return Ok(Self { handle, name: source.name, image, device_context });
@@ -141,13 +143,22 @@ impl Drop for Module {
 
 const LOG_BYTES: usize = 16 << 10;
 
-fn load_image(image: &Image) -> Result<sys::CUmodule, LoadFailure> {
-    let damaged = |error: std::io::Error| LoadFailure {
-        image: image.name.to_owned(),
-        code: DriverCode::INVALID_IMAGE,
-        log: format!("the image cannot be unpacked: {error}"),
-    };
-    let mut bytes = image.unpack().map_err(damaged)?;
+/// The bytes to load.
+fn bytes_of(image: &Image, kernel: &str) -> Result<Vec<u8>, LoadFailure> {
+    let damaged = |log| LoadFailure { image: image.name.to_owned(), code: DriverCode::INVALID_IMAGE, log };
+    let bytes = image.unpack().map_err(|error| damaged(format!("the image cannot be unpacked: {error}")))?;
+    match image.kind {
+        ImageKind::Cubin => Ok(bytes),
+        ImageKind::Ptx => {
+            let text = std::str::from_utf8(&bytes).map_err(|error| damaged(format!("the text is damaged: {error}")))?;
+            let text = only_kernel(text, kernel).ok_or_else(|| damaged(format!("the text has no kernel {kernel}")))?;
+            Ok(text.into_bytes())
+        }
+    }
+}
+
+fn load_image(image: &Image, kernel: &str) -> Result<sys::CUmodule, LoadFailure> {
+    let mut bytes = bytes_of(image, kernel)?;
     // The driver reads text up to a 0.
     bytes.push(0);
     let mut log = vec![0u8; LOG_BYTES];
