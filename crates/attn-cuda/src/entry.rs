@@ -138,6 +138,9 @@ pub(crate) struct LayerKernels {
     pub(crate) merge: &'static Entry,
 }
 
+/// Shared memory that the system takes of each block; a multiprocessor has so much more than one block may have.
+const RESERVED_SHARED_BYTES: u32 = 1024;
+
 /// An entry point for batches without and with a custom mask.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pair {
@@ -157,9 +160,13 @@ impl Pair {
         rows(self.plain).min(rows(self.masked))
     }
 
-    /// Blocks that a multiprocessor should hold: of the kernel without a mask, which is the one to be fast.
-    pub(crate) fn blocks_per_sm(&self) -> u32 {
-        self.plain.blocks_per_sm.max(1)
+    /// Blocks of a grid for each multiprocessor: those that the kernel without a mask, which is the one to be fast, was made
+    /// for, or fewer where shared memory holds fewer: others would begin when these have ended. `max_shared_bytes`: of a
+    /// block.
+    pub(crate) fn blocks_per_sm(&self, max_shared_bytes: u32) -> u32 {
+        let of_sm = max_shared_bytes + RESERVED_SHARED_BYTES;
+        let that_fit = of_sm / (self.plain.shared_bytes + RESERVED_SHARED_BYTES);
+        self.plain.blocks_per_sm.min(that_fit).max(1)
     }
 
     /// Name of the kernel file.
@@ -361,6 +368,22 @@ mod tests {
         assert!(choose(&model, &small).unwrap().decode.is_none());
         let old = Limits { capability: (7, 5), shared_bytes: 64 << 10 };
         assert!(choose(&model, &old).is_err());
+    }
+
+    #[test]
+    fn a_grid_is_as_large_as_there_is_shared_memory_for() {
+        let decode = |dim| {
+            let model = model(HeadShape::new(32, 8, dim), Dtype::Bf16, KvDtype::Bf16, None);
+            choose(&model, &HOPPER).unwrap().decode.unwrap()
+        };
+        // Most of a block on compute capabilities 9.0, 8.0 and 8.6.
+        let blocks = |dim| [232_448, 166_912, 101_376].map(|bytes| decode(dim).blocks_per_sm(bytes));
+        assert_eq!([blocks(64), blocks(128), blocks(256)], [[2, 2, 1], [2, 1, 1], [2, 1, 1]]);
+        for entry in ENTRIES.iter().filter(|entry| entry.shared_bytes > 0) {
+            let pair = Pair { plain: entry, masked: entry };
+            assert_eq!(pair.blocks_per_sm(232_448), entry.blocks_per_sm, "{}: made for Hopper", entry.name);
+            assert_eq!(pair.blocks_per_sm(0), 1);
+        }
     }
 
     #[test]

@@ -77,7 +77,6 @@ impl GroupPolicy {
         gpu: &DeviceProperties,
         keeps: Invariance,
     ) -> Vec<Self> {
-        let num_sms = gpu.num_sms;
         let of_group = |(index, group): (usize, &PlanGroup)| {
             let of_layers = || kernels.iter().enumerate().filter(move |(l, _)| model.group_of(*l) == Some(index));
             let first = of_layers().next().map(|(_, kernels)| *kernels).expect("a group has a layer");
@@ -85,13 +84,7 @@ impl GroupPolicy {
             let decode = of_layers().map(|(_, k)| k.decode).collect::<Option<Vec<Pair>>>();
             let extend: Vec<Pair> = of_layers().map(|(_, k)| k.extend).collect();
             let decode_config = decode.as_ref().map(|pairs| {
-                config(
-                    group,
-                    pairs,
-                    decode_chunking(group.heads.group_size(), keeps.cut_by()),
-                    Sharing::InOrder,
-                    num_sms,
-                )
+                config(group, pairs, decode_chunking(group.heads.group_size(), keeps.cut_by()), Sharing::InOrder, gpu)
             });
             let claims_units = extend.iter().all(|pair| pair.family() != "plain");
             // A warpgroup of Hopper's kernel has 64 rows.
@@ -105,7 +98,7 @@ impl GroupPolicy {
                 group: *group,
                 max_decode_q_len: decode_config.map_or(0, |config| config.tile_len),
                 decode: decode_config,
-                extend: config(group, &extend, extend_chunking(keeps), sharing, num_sms),
+                extend: config(group, &extend, extend_chunking(keeps), sharing, gpu),
                 labels,
                 rates,
             }
@@ -255,14 +248,20 @@ fn range_room(config: &PlanConfig, num_tiles: usize, max_chunks: u64) -> usize {
     config.max_ranges(num_tiles, max_chunks).max(config.num_workers as usize)
 }
 
-fn config(group: &PlanGroup, pairs: &[Pair], chunking: Chunking, sharing: Sharing, num_sms: u32) -> PlanConfig {
+fn config(
+    group: &PlanGroup,
+    pairs: &[Pair],
+    chunking: Chunking,
+    sharing: Sharing,
+    gpu: &DeviceProperties,
+) -> PlanConfig {
     let rows = pairs.iter().map(Pair::rows).min().unwrap_or(u32::MAX);
     let rows = if rows == u32::MAX { ANY_ROWS } else { rows };
-    let blocks = pairs.iter().map(Pair::blocks_per_sm).min().unwrap_or(1);
+    let blocks = pairs.iter().map(|pair| pair.blocks_per_sm(gpu.max_shared_bytes)).min().unwrap_or(1);
     PlanConfig {
         tile_len: (rows / group.heads.group_size()).max(1),
         chunking,
-        num_workers: (num_sms * blocks).max(1),
+        num_workers: (gpu.num_sms * blocks).max(1),
         sharing,
         unit_overhead: UNIT_OVERHEAD,
     }
