@@ -279,12 +279,12 @@ proptest! {
     }
 }
 
-/// What the CUDA backend decodes with on 132 multiprocessors, cut either way.
-fn decode_config(by: CutBy) -> PlanConfig {
+/// What the CUDA backend decodes with, cut either way, on 132 multiprocessors with two blocks each: 264 workers.
+fn decode_config(by: CutBy, num_workers: u32) -> PlanConfig {
     PlanConfig {
         tile_len: 4,
         chunking: Chunking { by, chunk_len: 512, shortest: 128, max_q_len: u32::MAX },
-        num_workers: 264,
+        num_workers,
         sharing: Sharing::InOrder,
         unit_overhead: 64,
     }
@@ -330,7 +330,7 @@ fn many_short_prompts_fill_a_gpu_request_by_request() {
 fn a_plan_is_counted_before_it_is_shared_out() {
     let chunking = Chunking { by: CutBy::Request, chunk_len: 1, shortest: 1, max_q_len: u32::MAX };
     let sharing = Sharing::LongestFirst { rest_len: 4, short_kv_len: 0 };
-    let config = PlanConfig { chunking, sharing, ..decode_config(CutBy::Request) };
+    let config = PlanConfig { chunking, sharing, ..decode_config(CutBy::Request, 264) };
     let mut plan = Plan::new(config, PlanGroup::plain(HeadShape::new(8, 2, 64), true, None));
     plan.update(&batch(&[(1, 100)], 0));
     assert_eq!((plan.num_units(), plan.ranges().len()), (200, 100));
@@ -342,30 +342,47 @@ fn a_plan_is_counted_before_it_is_shared_out() {
 }
 
 #[test]
-fn cut_by_the_batch_there_are_no_more_states_and_no_worse_balance() {
+fn cut_by_the_batch_there_are_fewer_states_and_no_worse_balance() {
     let group = PlanGroup::plain(HeadShape::new(32, 8, 128), true, None);
     let skewed: Vec<(u32, u32)> = [(1, 65_536)].into_iter().chain([(1, 1024); 15]).collect();
-    for (lens, most) in [(vec![(1, 4096); 64], 0.4), (vec![(1, 131_072)], 0.25), (skewed, 1.0)] {
-        let plans = [CutBy::Batch, CutBy::Request].map(|by| plan_of(decode_config(by), group, &batch(&lens, 0)));
-        let [free, fixed] = plans.each_ref().map(Plan::num_partial_rows);
-        assert!(free as f64 <= most * fixed as f64, "{free} rows of partial states, {fixed} cut by requests: {lens:?}");
+    let even = [(vec![(1, 4096); 64], 0.4), (vec![(1, 131_072)], 0.25)];
+    let check = |num_workers: u32, lens: &[(u32, u32)], is_few: &dyn Fn(f64, f64) -> bool| {
+        let plans =
+            [CutBy::Batch, CutBy::Request].map(|by| plan_of(decode_config(by, num_workers), group, &batch(lens, 0)));
+        let [free, fixed] = plans.each_ref().map(|plan| plan.num_partial_rows() as f64);
+        assert!(
+            is_few(free, fixed),
+            "{free} rows of partial states, {fixed} cut by requests, {num_workers} workers: {lens:?}"
+        );
         // Rounds of the longest units, over what each worker would have at best.
+        let workers = u64::from(num_workers);
         let [free, fixed] = plans.each_ref().map(|plan| {
             let longest = plan.ranges().iter().flat_map(|r| plan.units(r)).map(|u| unit_cost(plan, u)).max().unwrap();
-            (plan.num_units().div_ceil(264) * longest * 264) as f64 / plan.total_cost() as f64
+            (plan.num_units().div_ceil(workers) * longest * workers) as f64 / plan.total_cost() as f64
         });
         assert!(free < 1.25 && free < 1.05 * fixed, "{free} rounds of the best, {fixed} cut by requests: {lens:?}");
+    };
+    for num_workers in [264, 396] {
+        for (lens, most) in &even {
+            check(num_workers, lens, &|free, fixed| free < most * fixed);
+        }
     }
+    check(396, &skewed, &|free, fixed| free < 0.9 * fixed);
+    // For so many workers chunks of 512 tokens are the best for this batch, which requests have by themselves.
+    check(264, &skewed, &|free, fixed| free == fixed);
 }
 
 #[test]
 fn cut_by_the_batch_a_request_depends_on_its_neighbours() {
     let group = PlanGroup::plain(HeadShape::new(32, 8, 128), true, None);
-    let num_chunks = |count: usize| {
-        plan_of(decode_config(CutBy::Batch), group, &batch(&vec![(1, 4096); count], 0)).tiles()[0].num_chunks
-    };
-    assert!(num_chunks(1) > num_chunks(64), "{} and {}", num_chunks(1), num_chunks(64));
-    assert_eq!(num_chunks(264), 1, "enough requests fill the workers as they are");
+    for num_workers in [264, 396] {
+        let num_chunks = |count: u32| {
+            let lens = vec![(1, 4096); count as usize];
+            plan_of(decode_config(CutBy::Batch, num_workers), group, &batch(&lens, 0)).tiles()[0].num_chunks
+        };
+        assert!(num_chunks(1) > num_chunks(64), "{} and {}", num_chunks(1), num_chunks(64));
+        assert_eq!(num_chunks(num_workers), 1, "enough requests fill the workers as they are");
+    }
 }
 
 #[test]
