@@ -298,12 +298,12 @@ impl CudaBackend {
         next.num_rows = num_rows;
         next.has_mask = batch.custom_mask().is_some();
         next.num_kv_indices = i32::try_from(batch.kv_indices().len()).unwrap_or(i32::MAX);
-        // Rows of partial states are counted in 31 bits on the device. Each chunk of a split request has one, so
-        // chunks are refused as well before the plan has a range for each.
+        // Rows of partial states are counted in 31 bits on the device, and must fit there. Each chunk of a split request
+        // has one, so chunks are refused as well before the plan has a range for each.
         for (plan, group) in next.plans.iter().zip(self.model.groups()) {
             let rows = plan.num_partial_rows();
-            if i32::try_from(rows).is_err() {
-                let bytes = workspace_bytes(rows, group.heads.head_dim_vo);
+            let bytes = workspace_bytes(rows, group.heads.head_dim_vo);
+            if i32::try_from(rows).is_err() || bytes > self.device.device.properties().memory_bytes {
                 return Err(PrepareError::OutOfMemory { what: "partial states", bytes });
             }
         }
