@@ -1,6 +1,6 @@
 // The copying half of a decode kernel's warp: its tokens of the block's tiles on their way to its ring.
 //
-// `C` is the kernel's Config: kOwn and kTile tokens, kGroups, layouts and copies of rows, see decode.cu.
+// `C` is the kernel's Config: kOwn and kTile tokens, kGroups, layouts and copies of rows, see decode.cuh.
 #pragma once
 
 #include "decode_schedule.cuh"
@@ -53,13 +53,6 @@ struct Loader {
 
   __device__ __forceinline__ int request_of(const Segment& now) const { return load_table(&(ptr<const AttnTile>(p.tiles) + now.tile)->request); }
 
-  // Asks for the next unit, once a unit.
-  __device__ __forceinline__ void ask(const Segment& now) const {
-    const int left = end - pos;
-    const bool is_time = now.is_last && left <= kClaimAhead * C::kTile && (pos == now.begin || left + C::kTile > kClaimAhead * C::kTile);
-    if (threadIdx.x == 0 && is_time) barrier_arrive(schedule.asked());
-  }
-
   // Starts copying the warp's tokens of the next tile into a stage, if there is one; commits in any case.
   __device__ __forceinline__ bool copy(uint32_t stage) {
     if (has_more && !is_open) open();
@@ -74,7 +67,7 @@ struct Loader {
         const int row = r0 + i * C::kRowsPerPass;
         copy_row<C>(stage, row, addresses.k(row), addresses.v(row), in_row, first + row < end);
       }
-      ask(now);
+      if (threadIdx.x == 0 && pos == now.ask_at) barrier_arrive(schedule.asked());
       pos += C::kTile;
       if (pos >= end) ++segment, is_open = false;
     }

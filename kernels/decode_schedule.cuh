@@ -2,10 +2,10 @@
 //
 // One warp of the block claims units, reads their tables, and brings their page ids and rows of q to shared memory, so that the
 // others never wait for a table. A segment is at most kSegment tokens of a unit, a multiple of the tile unless the unit ends, so
-// that room for page ids is bounded and tiles are the same wherever segments end. There is a place for as many
-// as a warp has stages, since each stage may hold a tile of another one.
+// that room for page ids is bounded and tiles are the same wherever segments end. There are as many places for segments as a warp
+// has stages, since each stage may hold a tile of another one.
 //
-// `C` is the kernel's Config, see decode.cu.
+// `C` is the kernel's Config, see decode.cuh.
 #pragma once
 
 #include "primitives/barrier.cuh"
@@ -18,10 +18,10 @@
 namespace {
 
 constexpr int kMaxRows = 16;
-constexpr int kComputingMeet = 1;  // the block's barrier of the computing warps
-// Tiles left to copy of a unit when the next one is claimed: early enough for that to be there in time, and no earlier, since a
-// block that others have overtaken should not take more.
-constexpr int kClaimAhead = 2;
+// Tiles left to copy of a unit when the next one is claimed: early enough for that to be there in time, and no earlier in the last
+// rounds, since a block that others have overtaken should not take more.
+constexpr int kClaimAhead = 3, kClaimAheadAtLast = 2;
+constexpr int kLastRounds = 2;  // units for each block
 
 // What the end of a unit needs.
 struct alignas(16) Unit {
@@ -29,17 +29,23 @@ struct alignas(16) Unit {
   int num_rows;  // query tokens x heads of the group
   int q_begin;   // row of q of the first
   int partial;   // first workspace row of the unit; -1: writes results
+  int counter;   // of the states that are merged with this one
+  int reserved[3];
 };
 
 struct alignas(16) Segment {
   Unit unit;              // num_rows == 0: there are no more
   int begin, end;         // KV positions
+  int ask_at;             // the position of the tile with which the next unit is asked for
   int first_page_idx;     // of the request's pages: that of `begin`
   int is_first, is_last;  // of its unit
-  int q_place;
+  int q_place, q_parity;  // where the unit's rows of q are, and the phase of their barrier
   int tile, q_pos;
   int unmasked_begin, unmasked_end;  // every row sees the keys between
 };
+
+template <int kPlaces>
+constexpr int kScheduleBarriers = 3 * kPlaces + 1;
 
 // The part of shared memory by which the scheduling warp and the others talk.
 template <class C>
@@ -51,8 +57,8 @@ struct Schedule {
   __device__ __forceinline__ uint64_t* barriers() const { return reinterpret_cast<uint64_t*>(shared + C::kScheduleBarriersAt); }
   __device__ __forceinline__ uint64_t* made(unsigned segment) const { return barriers() + segment % kPlaces; }
   __device__ __forceinline__ uint64_t* left(unsigned segment) const { return barriers() + kPlaces + segment % kPlaces; }
-  __device__ __forceinline__ uint64_t* asked() const { return barriers() + 2 * kPlaces; }  // for the next unit
-  static constexpr int kNumBarriers = 2 * kPlaces + 1;
+  __device__ __forceinline__ uint64_t* q_is_there(unsigned unit) const { return barriers() + 2 * kPlaces + unit % kPlaces; }
+  __device__ __forceinline__ uint64_t* asked() const { return barriers() + 3 * kPlaces; }  // for the next unit
 
   // The phase in which a segment's barriers are when its turn comes.
   static __device__ __forceinline__ int parity(unsigned segment) { return segment / kPlaces % 2; }
@@ -68,9 +74,24 @@ struct Schedule {
 
   // By all threads of the block, which meet afterwards. Rows of q that no unit has are zeros, or an earlier unit's.
   __device__ __forceinline__ void init() const {
-    if (threadIdx.x < kPlaces) barrier_init(made(threadIdx.x), 64), barrier_init(left(threadIdx.x), 32 * C::kWarps);
+    if (threadIdx.x < kPlaces) {
+      barrier_init(made(threadIdx.x), 64), barrier_init(q_is_there(threadIdx.x), 64), barrier_init(left(threadIdx.x), 32 * C::kWarps);
+    }
     if (threadIdx.x == kPlaces) barrier_init(asked(), 1);
     for (int i = threadIdx.x; i < kPlaces * C::kQBytes / 16; i += C::kThreads) reinterpret_cast<uint4*>(q(0))[i] = make_uint4(0, 0, 0, 0);
+  }
+};
+
+// A block's first unit, which the scheduling warp reads before anything else: one access to memory, where the tables of later units
+// take three, one after the other.
+struct Start {
+  int4 unit, rows, pages;  // tile, chunk, begin, end; request, q_begin, q_len, q_pos; pages_begin, num_chunks, first_partial, num_pages
+  int page;                // of these num_pages, that of the lane
+
+  __device__ __forceinline__ void load(const AttnParams& p) {
+    const AttnStart* from = ptr<const AttnStart>(p.starts) + static_cast<int>(blockIdx.x) / p.num_kv_heads;
+    unit = load_table4(&from->tile), rows = load_table4(&from->request), pages = load_table4(&from->pages_begin);
+    page = load_table(&from->pages[threadIdx.x % kStartPages]);
   }
 };
 
@@ -81,25 +102,29 @@ struct Scheduler {
 
   const AttnParams& p;
   Schedule<C> schedule;
-  unsigned num_segments = 0;  // made
+  int number = static_cast<int>(blockIdx.x);  // of the unit
+  unsigned num_segments = 0, num_units = 0;   // made; handed out
 
   // Takes units and hands them out until there are none.
-  __device__ __forceinline__ void run() {
+  __device__ __forceinline__ void run(const Start& start) {
     Cursor unit;
-    int number = static_cast<int>(blockIdx.x);
-    bool has_unit = unit.take_first_unit(p);
-    for (unsigned num_units = 0; has_unit; ++num_units) {
-      hand_out(unit, num_units % Schedule<C>::kPlaces);
-      barrier_wait_idly(schedule.asked(), num_units % 2);
-      number = next_number(number);
-      has_unit = unit.take_unit(p, number);
+    unit.init(p, 0);
+    if (hand_out_first(unit, start)) {
+      for (;;) {
+        barrier_wait_idly(schedule.asked(), (num_units - 1) % 2);
+        number = next_number();
+        if (!unit.take_unit(p, number)) break;
+        int begin, end;
+        chunk_bounds(unit.facts, unit.chunk, begin, end);
+        hand_out(unit, begin, end, begin);
+      }
     }
     wait_for_place();
     if (threadIdx.x % 32 == 0) schedule.segment(num_segments).unit.num_rows = 0;
-    publish();
+    publish(schedule.made(num_segments));
   }
 
-  __device__ __forceinline__ int next_number(int number) const {
+  __device__ __forceinline__ int next_number() const {
     const int stride = static_cast<int>(gridDim.x);
     if (p.claim == 0) return number + stride;
     int claimed = 0;
@@ -109,26 +134,78 @@ struct Scheduler {
 
   __device__ __forceinline__ void wait_for_place() const { barrier_wait_idly(schedule.left(num_segments), Schedule<C>::parity(num_segments) ^ 1); }
 
-  // The segment is made when all copies are there.
-  __device__ __forceinline__ void publish() {
-    barrier_arrive_after_copies(schedule.made(num_segments));
-    barrier_arrive(schedule.made(num_segments));
-    ++num_segments;
+  // One arrival of the warp, when all copies are there.
+  static __device__ __forceinline__ void publish(uint64_t* barrier) {
+    barrier_arrive_after_copies(barrier);
+    barrier_arrive(barrier);
   }
 
-  __device__ __forceinline__ void hand_out(const Cursor& unit, int q_place) {
-    int begin, end;
-    chunk_bounds(unit.facts, unit.chunk, begin, end);
-    int at = begin;
+  // The first unit begins with the tiles whose page ids came with it; what is left of it follows as usual.
+  __device__ __forceinline__ bool hand_out_first(Cursor& unit, const Start& start) {
+    const int tile = start.unit.x, chunk = start.unit.y, begin = start.unit.z, end = start.unit.w, num_pages = start.pages.w;
+    check_start(start);
+    if (chunk < 0) return false;
+    unit.tile = tile, unit.chunk = chunk, unit.kv_head = number % p.num_kv_heads;
+    TileFacts& facts = unit.facts;
+    facts.request = start.rows.x, facts.q_begin = start.rows.y, facts.q_len = start.rows.z, facts.q_pos = start.rows.w;
+    facts.pages_begin = start.pages.x, facts.num_chunks = start.pages.y, facts.first_partial = start.pages.z;
+    const int64_t end_of_pages = static_cast<int64_t>(page_of(p.page_magic, p.page_shift, begin) + num_pages) * p.page_size;
+    int until = end;
+    if (end_of_pages < end) until = begin + max(static_cast<int>(end_of_pages) - begin, 0) / C::kTile * C::kTile;
+    until = min(until, begin + C::kSegment);
+    if (until > begin) {
+      const int lane = threadIdx.x % 32;
+      if (lane < num_pages) schedule.pages(0)[lane] = start.page;
+      hand_out_segment(unit, begin, end, begin, until);
+    }
+    if (until == begin || until < end) hand_out(unit, begin, end, until);
+    return true;
+  }
+
+  // Tests that the tables say the same of the first unit (checked flavour).
+  __device__ __forceinline__ void check_start(const Start& start) const {
+#ifdef ATTN_CHECKED
+    Cursor unit;
+    unit.init(p, 0);
+    bool is_same = unit.take_unit(p, number) == (start.unit.y >= 0);
+    if (is_same && start.unit.y >= 0) {
+      const TileFacts& t = unit.facts;
+      int begin, end;
+      chunk_bounds(t, unit.chunk, begin, end);
+      is_same = start.unit.x == unit.tile && start.unit.y == unit.chunk && start.unit.z == begin && start.unit.w == end &&
+                start.rows.x == t.request && start.rows.y == t.q_begin && start.rows.z == t.q_len && start.rows.w == t.q_pos &&
+                start.pages.x == t.pages_begin && start.pages.y == t.num_chunks && start.pages.z == t.first_partial &&
+                start.pages.w >= 0 && start.pages.w <= kStartPages;
+    }
+    ATTN_CHECK(is_same, p.check, kKernelDecode, kCheckRange, start.rows.x, start.unit.x);
+#endif
+  }
+
+  __device__ __forceinline__ int claim_ahead(const Cursor& unit) const {
+    const int left = unit.num_ranges * p.num_kv_heads - number;
+    return left > kLastRounds * static_cast<int>(gridDim.x) ? kClaimAhead : kClaimAheadAtLast;
+  }
+
+  // A unit from KV position `at` on: one segment at least.
+  __device__ __forceinline__ void hand_out(const Cursor& unit, int begin, int end, int at) {
     do {
       const int until = min(at + C::kSegment, end);
       wait_for_place();
       fetch_pages(unit.facts, at, until);
-      if (at == begin) fetch_q(unit, q_place);
-      if (threadIdx.x % 32 == 0) describe(unit, begin, end, at, until, q_place);
-      publish();
+      hand_out_segment(unit, begin, end, at, until);
       at = until;
     } while (at < end);
+  }
+
+  // Its page ids are there or on their way. q comes after them: it is needed once tiles are there.
+  __device__ __forceinline__ void hand_out_segment(const Cursor& unit, int begin, int end, int at, int until) {
+    if (threadIdx.x % 32 == 0) describe(unit, begin, end, at, until);
+    publish(schedule.made(num_segments));
+    ++num_segments;
+    if (at != begin) return;
+    fetch_q(unit, num_units % Schedule<C>::kPlaces);
+    publish(schedule.q_is_there(num_units));
+    ++num_units;
   }
 
   __device__ __forceinline__ void fetch_pages(const TileFacts& facts, int begin, int end) const {
@@ -165,14 +242,17 @@ struct Scheduler {
     *reinterpret_cast<uint2*>(rows + C::QLayout::at(row, even + 1) + half) = make_uint2(pack2<F16>(b.x, b.y), pack2<F16>(d.x, d.y));
   }
 
-  __device__ __forceinline__ void describe(const Cursor& unit, int begin, int end, int at, int until, int q_place) const {
+  __device__ __forceinline__ void describe(const Cursor& unit, int begin, int end, int at, int until) const {
     const TileFacts& t = unit.facts;
     const KeyRange of_first = visible_keys(p, t.q_pos), of_last = visible_keys(p, t.q_pos + t.q_len - 1);
     const int partial = t.num_chunks > 1 ? static_cast<int>(partial_row(p, t, unit.kv_head, unit.chunk)) : -1;
     Segment& to = schedule.segment(num_segments);
-    to.unit = {unit.kv_head, t.q_len * p.group_size, t.q_begin, partial};
+    to.unit = {unit.kv_head, t.q_len * p.group_size, t.q_begin, partial, unit.tile * p.num_kv_heads + unit.kv_head, {}};
+    to.ask_at = until < end ? -1 : max(at, begin + ((end - begin + C::kTile - 1) / C::kTile - claim_ahead(unit)) * C::kTile);
     to.begin = at, to.end = until, to.first_page_idx = page_of(p.page_magic, p.page_shift, at);
-    to.is_first = at == begin, to.is_last = until == end, to.q_place = q_place;
+    to.is_first = at == begin, to.is_last = until == end;
+    const unsigned number_of_unit = num_units - (at == begin ? 0 : 1);  // q of a unit comes with its first segment
+    to.q_place = number_of_unit % Schedule<C>::kPlaces, to.q_parity = Schedule<C>::parity(number_of_unit);
     to.tile = unit.tile, to.q_pos = t.q_pos;
     to.unmasked_begin = max(begin, of_last.first), to.unmasked_end = min(end - 1, of_first.last) + 1;
   }

@@ -557,7 +557,7 @@ __device__ __forceinline__ void extend(const AttnParams& p) {
     write_rows<C>(p, item, shared_weights, rows);
     if (threadIdx.x == 0) next.claimed = claimed;
   }
-  zero_padding_rows<typename C::Q, C::kDv>(p);
+  zero_padding_rows<typename C::Q, C::kDv>(p, static_cast<int>(blockDim.x));
   launch_dependents();
   if (p.claim != 0 && threadIdx.x == 0) leave_claims(p);
 }

@@ -516,7 +516,7 @@ __device__ __forceinline__ void extend(const AttnMappedParams& mapped) {
     __syncwarp();
     make_next<C>(mapped, group_magic(p), none, shared.units[0], claimed);
   }
-  zero_padding_rows<typename C::Q, C::kDv>(p);
+  zero_padding_rows<typename C::Q, C::kDv>(p, static_cast<int>(blockDim.x));
   __syncthreads();
   if (threadIdx.x < C::kWarpgroup) {
     give_registers<C::kCopyRegisters>();

@@ -5,6 +5,8 @@
 // Grid: any; a block of 8 warps takes merge units: a row and up to 8 heads, a warp each; or, where there are many chunks, a row, a
 // head and a segment of its dims, 8 lanes each taking a 32nd of the chunks. Which it is depends on the tile alone: so do the bits.
 // The list's blocks an SM are meant as the grid, so that all blocks are there, and have rehearsed, when the states are.
+// After a decode kernel that counts its partial states (AttnParams.counters) a block merges as soon as its states are there, while
+// others are still computed.
 // Shared memory, static: 8 warps x (32 outputs, the largest LSE, the weight) f32. Empty states have lse = -inf and weight 0.
 #include "primitives/launch.cuh"
 #include "primitives/rows.cuh"
@@ -135,7 +137,7 @@ __device__ __forceinline__ void merge_many(const AttnParams& p, const States& s,
   __syncthreads();
   if (threadIdx.x < kLanes) {
     sum = make_float4(0, 0, 0, 0), total = 0.0f;
-#pragma unroll 1
+#pragma unroll
     for (int w = 0; w < kWarps; ++w) {
       const float4 x = shared.sum[w][lane];
       sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
@@ -146,10 +148,29 @@ __device__ __forceinline__ void merge_many(const AttnParams& p, const States& s,
   __syncthreads();
 }
 
+// Where the decode kernel counts the states of a tile and KV head. A unit that has been merged counts too, and the last one leaves
+// zero for the next launch.
+__device__ __forceinline__ int* counter_of(const AttnParams& p, int tile, int head) {
+  return ptr<int>(p.counters) + tile * p.num_kv_heads + head / p.group_size;
+}
+
+// By all lanes of a warp.
+__device__ __forceinline__ void wait_for_states(const int* counter, int num_states) {
+  if (threadIdx.x % 32 == 0) {
+    while (load_acquire(counter) < num_states) __nanosleep(100);
+  }
+  __syncwarp();
+}
+
+// By one thread for each of num_readers.
+__device__ __forceinline__ void leave_states(int* counter, int num_states, int num_readers) {
+  if (atomicAdd(counter, 1) == num_states + num_readers - 1) *counter = 0;
+}
+
 template <class T>
 __device__ __forceinline__ void merge_partials(const AttnParams& p) {
   __shared__ Shared shared;
-  // Tables were there before the kernel that this one merges for began, so only its results are waited for. Until they are
+  // Tables were there before the kernel that this one merges for began, so only states are waited for. Until they are
   // there a block rehearses: it merges its first unit from whatever is in the workspace and writes nothing, so that later its
   // instructions and tables are at hand.
   bool rehearses = kStartsEarly;
@@ -166,15 +187,21 @@ __device__ __forceinline__ void merge_partials(const AttnParams& p) {
                    num_heads <= kMergeHeads && head_begin + num_heads <= p.num_qo_heads &&
                    (!is_many || (segment >= 0 && segment * kMergeSegment < p.head_dim_vo)),
                p.check, kKernelMergePartials, kCheckMergeUnit, t.request, row);
-    if (!rehearses) wait_for_previous();
     const int of_unit = is_many ? 0 : threadIdx.x / 32, head = head_begin + of_unit;
+    const bool is_busy = of_unit < num_heads, is_counted = p.counters != 0 && !rehearses && is_busy;
+    if (p.counters == 0 && !rehearses) wait_for_previous();
+    if (is_counted) wait_for_states(counter_of(p, unit.y, head), t.num_chunks);
     const int64_t first = partial_row(p, t, head / p.group_size, 0) + (row - t.q_begin) * p.group_size + head % p.group_size;
     const int num = rehearses ? min(t.num_chunks, kAhead) : t.num_chunks;
     const States s = {ptr<const float>(p.partial_out) + first * p.head_dim_vo, ptr<const float>(p.partial_lse) + first, t.q_len * p.group_size, num};
     if (is_many) {
       merge_many<T>(p, s, row, head, segment, shared, !rehearses);
-    } else if (of_unit < num_heads) {
+    } else if (is_busy) {
       merge_few<T>(p, s, row, head, !rehearses);
+    }
+    if (is_counted && threadIdx.x % (is_many ? kThreads : 32) == 0) {
+      const int segments = is_many ? (p.head_dim_vo + kMergeSegment - 1) / kMergeSegment : 1;
+      leave_states(counter_of(p, unit.y, head), t.num_chunks, t.q_len * p.group_size * segments);
     }
     if (!rehearses) i += static_cast<int>(gridDim.x);
     rehearses = false;

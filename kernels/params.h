@@ -56,6 +56,27 @@ struct AttnRange {
   int32_t num_units;  // >= 0
 };
 
+// Page ids of an AttnStart.
+static const int32_t kStartPages = 16;
+
+// What a block of `decode_*` needs for its first unit, in one place: a chunk of a tile, and ids of its first pages. Block b reads
+// number b / num_kv_heads. [grid / num_kv_heads, rounded up]
+struct AttnStart {
+  int32_t tile;
+  int32_t chunk;       // -1: there are fewer ranges, and the rest is zeros
+  int32_t begin, end;  // KV positions of the chunk that the tile sees
+  int32_t request;     // these as in AttnTile
+  int32_t q_begin;
+  int32_t q_len;
+  int32_t q_pos;
+  int32_t pages_begin;
+  int32_t num_chunks;
+  int32_t first_partial;
+  int32_t num_pages;   // ids that are here, from that of `begin` on
+  int32_t pages[16];   // [kStartPages]
+  int32_t reserved[4];
+};
+
 // Partial states to merge: query heads [head_begin, head_begin + num_heads) of one row. [num_merge_units]
 struct AttnMergeUnit {
   int32_t row;         // row of out
@@ -94,6 +115,9 @@ struct AttnParams {
   DevicePtr sinks;         // f32 [num_qo_heads]; 0: none
   DevicePtr alibi_slopes;  // f32 [num_qo_heads]; 0: none ("general" kernels only)
   DevicePtr custom_mask;   // packed bits, least significant first; 0: none ("general" kernels only)
+  DevicePtr starts;        // AttnStart; read by `decode_*` alone
+  DevicePtr counters;      // i32 [num_tiles, num_kv_heads], zeros before the first launch, left as zeros: partial states that are there,
+                           //   counted by `decode_*` for a merging kernel that starts early; 0: that waits for the end of the kernel before it
   DevicePtr claim;         // i32 [2], zeros before the first launch, left as zeros; 0: blocks go by stride. See below
   DevicePtr check;         // CheckRecord, zeroed; read by the checked flavour alone
 
@@ -146,7 +170,7 @@ struct AttnMappedParams {
   int32_t k_head_step;
   int32_t v_page_step;
   int32_t v_head_step;
-  int32_t reserved[2];   // 0
+  int32_t reserved[14];  // 0
   TensorMap k_map;
   TensorMap v_map;
   TensorMap q_map;
@@ -256,9 +280,10 @@ struct CheckRecord {
 static_assert(sizeof(AttnStep) == 16, "layout is part of the contract");
 static_assert(sizeof(AttnTile) == 64, "layout is part of the contract");
 static_assert(sizeof(AttnRange) == 16, "layout is part of the contract");
+static_assert(sizeof(AttnStart) == 128, "layout is part of the contract");
 static_assert(sizeof(AttnMergeUnit) == 16, "layout is part of the contract");
-static_assert(sizeof(AttnParams) == 17 * 8 + 10 * 8 + 18 * 4, "layout is part of the contract");
-static_assert(sizeof(AttnMappedParams) == sizeof(AttnParams) + 8 * 4 + 4 * 128, "layout is part of the contract");
+static_assert(sizeof(AttnParams) == 19 * 8 + 10 * 8 + 18 * 4, "layout is part of the contract");
+static_assert(sizeof(AttnMappedParams) == sizeof(AttnParams) + 20 * 4 + 4 * 128, "layout is part of the contract");
 static_assert(sizeof(StoreKvParams) == 10 * 8 + 14 * 8 + 14 * 4, "layout is part of the contract");
 static_assert(sizeof(MergeStatesParams) == 7 * 8 + 4 * 4, "layout is part of the contract");
 static_assert(sizeof(CheckRecord) == 24, "layout is part of the contract");

@@ -140,7 +140,7 @@ __device__ __forceinline__ void plain(const AttnParams& p) {
       attend_row<Q, KV>(p, unit, i / p.group_size, i % p.group_size, first + i);
     }
   }
-  zero_padding_rows<Q, 0>(p);
+  zero_padding_rows<Q, 0>(p, static_cast<int>(blockDim.x));
   launch_dependents();
 }
 

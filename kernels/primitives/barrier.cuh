@@ -40,6 +40,7 @@ __device__ __forceinline__ bool barrier_has_ended(uint64_t* barrier, int parity)
   return has_ended != 0;
 }
 
+// Waits for the end of the phase of this parity.
 __device__ __forceinline__ void barrier_wait(uint64_t* barrier, int parity) {
   while (!barrier_has_ended(barrier, parity)) {
   }

@@ -36,6 +36,13 @@ __device__ __forceinline__ float4 load_fresh4(const float* p) {
   return x;
 }
 
+// What another kernel counts while this one runs; what was written before it was counted is seen after this.
+__device__ __forceinline__ int load_acquire(const int* p) {
+  int x;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(p) : "memory");
+  return x;
+}
+
 __device__ __forceinline__ uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 
 __device__ __forceinline__ uint2 load_shared2(uint32_t address) {

@@ -30,15 +30,15 @@ __device__ __forceinline__ float sink_of(const AttnParams& p, int head) {
   return p.sinks != 0 ? ptr<const float>(p.sinks)[head] : -kInf;
 }
 
-// Writes the padding rows: 0, and -inf for their LSE. Every block takes its share.
+// Writes the padding rows: 0, and -inf for their LSE. Every block takes its share; some of its threads, a multiple of 32, do it.
 template <class T, int kDv>
-__device__ __forceinline__ void zero_padding_rows(const AttnParams& p) {
+__device__ __forceinline__ void zero_padding_rows(const AttnParams& p, int num_threads) {
   const int begin = load_table(&ptr<const AttnStep>(p.step)->zero_begin);
   for (int row = begin + static_cast<int>(blockIdx.x); row < p.num_rows; row += static_cast<int>(gridDim.x)) {
     const int dv = kDv > 0 ? kDv : p.head_dim_vo;
-    for (int i = threadIdx.x; i < p.num_qo_heads * (dv / 4); i += static_cast<int>(blockDim.x)) {
+    for (int i = threadIdx.x % num_threads; i < p.num_qo_heads * (dv / 4); i += num_threads) {
       store_out4<T>(p, row, i / (dv / 4), i % (dv / 4) * 4, make_float4(0, 0, 0, 0));
     }
-    for (int head = threadIdx.x; head < p.num_qo_heads; head += static_cast<int>(blockDim.x)) store_lse(p, row, head, -kInf);
+    for (int head = threadIdx.x % num_threads; head < p.num_qo_heads; head += num_threads) store_lse(p, row, head, -kInf);
   }
 }

@@ -73,23 +73,10 @@ struct alignas(16) UnitCursor {
   __device__ __forceinline__ bool take_unit(const AttnParams& p, int number) {
     const int of_ranges = number / p.num_kv_heads;
     if (of_ranges >= num_ranges) return false;
-    take_chunk(p, load_table4(ptr<const AttnRange>(p.ranges) + of_ranges), number - of_ranges * p.num_kv_heads);
-    return true;
-  }
-
-  // That of the block's number, before any other. Its range is in the table whatever num_ranges is, so both are read at once.
-  __device__ __forceinline__ bool take_first_unit(const AttnParams& p) {
-    const int number = static_cast<int>(blockIdx.x), of_ranges = number / p.num_kv_heads;
     const int4 r = load_table4(ptr<const AttnRange>(p.ranges) + of_ranges);
-    init(p, 0);
-    if (of_ranges >= num_ranges) return false;
-    take_chunk(p, r, number - of_ranges * p.num_kv_heads);
-    return true;
-  }
-
-  __device__ __forceinline__ void take_chunk(const AttnParams& p, int4 of_range, int head) {
-    tile = of_range.x, kv_head = head, chunk = of_range.z, left = 0;
+    tile = r.x, kv_head = number - of_ranges * p.num_kv_heads, chunk = r.z, left = 0;
     enter_tile(p);
+    return true;
   }
 
   __device__ __forceinline__ void enter_tile(const AttnParams& p) {

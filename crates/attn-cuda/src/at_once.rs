@@ -74,11 +74,10 @@ impl GroupRates {
     }
 
     /// The fastest way to run both parts at once; `None`: one after the other is about as fast, or there is but one part.
-    /// Where nothing is merged neither, since merging is what waits for both.
     pub(crate) fn plan(&self, plan: &GroupPlan) -> Option<AtOnce> {
         let decode = &plan.decode.as_ref()?.plan;
         let extend = &plan.extend.plan;
-        if extend.num_units() == 0 || decode.num_partial_rows() == 0 {
+        if extend.num_units() == 0 || decode.num_units() == 0 {
             return None;
         }
         self.work(decode, extend).share(self.num_sms)

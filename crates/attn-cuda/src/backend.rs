@@ -169,6 +169,9 @@ pub struct CudaBackend {
     workspace: Option<Arc<DeviceBuffer>>,
     /// Partial states of captured steps, all of them; made with the limits.
     captured_workspace: Option<Arc<DeviceBuffer>>,
+    /// Where partial states are counted, of uncaptured steps and of captured ones, as for the states: zeros between layers.
+    counters: Option<Arc<DeviceBuffer>>,
+    captured_counters: Option<Arc<DeviceBuffer>>,
 }
 
 impl CudaBackend {
@@ -257,6 +260,8 @@ impl CudaBackend {
             device: config.device.clone(),
             workspace: None,
             captured_workspace: None,
+            counters: None,
+            captured_counters: None,
         })
     }
 
@@ -275,7 +280,7 @@ impl CudaBackend {
         let planned = self.steps.get(step)?;
         let mut keeps: Vec<Arc<dyn Any + Send + Sync>> =
             vec![Arc::clone(&self.kernels) as _, Arc::clone(&self.claims) as _];
-        let buffers = [&planned.tables, &planned.workspace_buffer].into_iter().flatten();
+        let buffers = [&planned.tables, &planned.workspace_buffer, &planned.counters].into_iter().flatten();
         keeps.extend(buffers.map(|buffer| Arc::clone(buffer) as Arc<dyn Any + Send + Sync>));
         for layer in &self.layers {
             let constants = [&layer.sinks, &layer.alibi_slopes].into_iter().flatten();
@@ -313,7 +318,7 @@ impl CudaBackend {
 
     /// Makes room for the tables and partial states of `next`, and sends the tables.
     fn send(&mut self, batch: &Batch) -> Result<(), PrepareError> {
-        let Self { next, model, device, workspace, policies, staging, name, .. } = self;
+        let Self { next, model, device, workspace, counters, policies, staging, name, .. } = self;
         let sizes = Sizes {
             num_slots: if batch.slot_mapping().is_some() { next.num_rows as usize } else { 0 },
             mask_bytes: batch.custom_mask().map_or(0, |mask| mask.bytes().len()),
@@ -325,6 +330,10 @@ impl CudaBackend {
         let needs = rows.zip(model.groups()).map(|(rows, group)| workspace_bytes(rows, group.heads.head_dim_vo));
         grow(workspace, &device.device, needs.max().unwrap_or(0), "partial states")?;
         next.workspace_buffer.clone_from(workspace);
+        let sizes = next.plans.iter().map(tables::GroupPlan::sizes).zip(model.groups());
+        let bytes = sizes.map(|(sizes, group)| sizes.counter_bytes(&group.heads)).max().unwrap_or(0);
+        grow_zeros(counters, &device.device, bytes, "counters of partial states")?;
+        next.counters.clone_from(counters);
         let has_slots = batch.slot_mapping().is_some();
         let contents = Contents { batch, num_rows: next.num_rows, has_slots };
         send_tables(name, staging, next, contents)?;
@@ -392,6 +401,25 @@ fn grow(
     bytes: u64,
     what: &'static str,
 ) -> Result<(), PrepareError> {
+    grow_with(buffer, bytes, what, |len| DeviceBuffer::new(device, len, what))
+}
+
+/// As [`grow`], of zeros.
+fn grow_zeros(
+    buffer: &mut Option<Arc<DeviceBuffer>>,
+    device: &Device,
+    bytes: u64,
+    what: &'static str,
+) -> Result<(), PrepareError> {
+    grow_with(buffer, bytes, what, |len| DeviceBuffer::zeroed(device, len, what))
+}
+
+fn grow_with(
+    buffer: &mut Option<Arc<DeviceBuffer>>,
+    bytes: u64,
+    what: &'static str,
+    new: impl Fn(usize) -> Result<DeviceBuffer, DeviceError>,
+) -> Result<(), PrepareError> {
     let there = buffer.as_ref().map_or(0, |buffer| buffer.len() as u64);
     if bytes <= there {
         return Ok(());
@@ -400,8 +428,8 @@ fn grow(
     let len = usize::try_from(bytes).map_err(too_much)?;
     // Some room, so that batches that grow a little do not allocate each time.
     let roomy = len.saturating_add(len / 4);
-    let new = DeviceBuffer::new(device, roomy, what).or_else(|_| DeviceBuffer::new(device, len, what));
-    *buffer = Some(Arc::new(new.map_err(|_| PrepareError::OutOfMemory { what, bytes })?));
+    let larger = new(roomy).or_else(|_| new(len));
+    *buffer = Some(Arc::new(larger.map_err(|_| PrepareError::OutOfMemory { what, bytes })?));
     Ok(())
 }
 
@@ -468,15 +496,23 @@ impl AttentionBackend<Cuda> for CudaBackend {
             workspace_bytes(rows.unwrap_or(0), group.heads.head_dim_vo)
         };
         let bytes = groups.map(bytes).max().unwrap_or(0);
-        let mut workspace = None;
+        let (mut workspace, mut counters) = (None, None);
         grow(&mut workspace, &self.device.device, bytes, "partial states of captured steps")?;
+        let groups = self.policies.iter().zip(self.model.groups());
+        let bytes = |(policy, group): (&GroupPolicy, &attn_metadata::PlanGroup)| {
+            let of_bucket = |bucket: &Bucket| policy.size_bound(group, limits, *bucket).counter_bytes(&group.heads);
+            limits.buckets.iter().map(of_bucket).max().unwrap_or(0)
+        };
+        let bytes = groups.map(bytes).max().unwrap_or(0);
+        grow_zeros(&mut counters, &self.device.device, bytes, "counters of captured steps")?;
         self.steps.init_capture(limits)?;
         self.captured_workspace = workspace;
+        self.captured_counters = counters;
         Ok(())
     }
 
     fn prepare_for_capture(&mut self, bucket: Bucket) -> Result<Prepared, CaptureError> {
-        let Self { steps, policies, model, device, captured_workspace, staging, name, .. } = self;
+        let Self { steps, policies, model, device, captured_workspace, captured_counters, staging, name, .. } = self;
         steps.capture(bucket, |limits| {
             let pool = PoolShape { num_pages: limits.num_pool_pages, page_size: model.page_size() };
             let mut step = CudaStep::new(policies.iter().map(|policy| policy.plan(pool)).collect(), pool);
@@ -491,6 +527,7 @@ impl AttentionBackend<Cuda> for CudaBackend {
             step.offsets.update(groups.clone().map(|(policy, group)| policy.size_bound(group, limits, bucket)), sizes);
             grow(&mut step.tables, &device.device, step.offsets.len as u64, "tables of a captured step")?;
             step.workspace_buffer.clone_from(captured_workspace);
+            step.counters.clone_from(captured_counters);
             let batch = Batch::empty(pool);
             step.plans.iter_mut().for_each(|plan| plan.update(&batch));
             let contents = Contents { batch: &batch, num_rows: bucket.num_rows, has_slots: limits.appends };

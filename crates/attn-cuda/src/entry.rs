@@ -105,7 +105,8 @@ impl Families {
     /// File names of the kernels for requests that decode.
     const fn decode(self) -> &'static [&'static str] {
         match self {
-            Self::All | Self::Portable => &["decode"],
+            Self::All => &["decode_sm90", "decode"],
+            Self::Portable => &["decode"],
             Self::Plain => &[],
         }
     }
@@ -323,7 +324,7 @@ mod tests {
         let model = model(HeadShape::new(32, 8, 128), Dtype::Bf16, KvDtype::Bf16, None);
         let kernels = choose(&model, &HOPPER).unwrap();
         let decode = kernels.decode.unwrap();
-        assert_eq!((decode.plain.name, decode.plain.is_general), ("decode_bf16_bf16_d128", false));
+        assert_eq!((decode.plain.name, decode.plain.is_general), ("decode_sm90_bf16_bf16_d128", false));
         assert!(decode.masked.is_general && decode.rows() >= 4);
         let plain = kernels_of(&model, &model.layers()[0], &HOPPER, Families::Plain).unwrap();
         assert!(plain.decode.is_none() && plain.extend.family() == "plain");
@@ -341,6 +342,12 @@ mod tests {
             assert_eq!(family(&model(dim, same), &HOPPER, Families::Portable), "extend", "{dim}");
             assert_eq!(family(&model(dim, same), &newer, Families::All), "extend", "{dim}");
         }
+        let decode = |limits, families| {
+            let model = model(128, same);
+            kernels_of(&model, &model.layers()[0], limits, families).unwrap().decode.unwrap().family()
+        };
+        assert_eq!(decode(&HOPPER, Families::All), "decode_sm90");
+        assert_eq!([decode(&HOPPER, Families::Portable), decode(&newer, Families::All)], ["decode"; 2]);
         assert_eq!(family(&model(96, same), &HOPPER, Families::All), "extend");
         assert_eq!(family(&model(128, KvDtype::Fp8E4m3), &HOPPER, Families::All), "extend_sm90");
         assert_eq!(family(&model(128, KvDtype::Fp8E4m3), &HOPPER, Families::Portable), "extend");
@@ -374,7 +381,7 @@ mod tests {
     fn a_grid_is_as_large_as_there_is_shared_memory_for() {
         let decode = |dim| {
             let model = model(HeadShape::new(32, 8, dim), Dtype::Bf16, KvDtype::Bf16, None);
-            choose(&model, &HOPPER).unwrap().decode.unwrap()
+            kernels_of(&model, &model.layers()[0], &HOPPER, Families::Portable).unwrap().decode.unwrap()
         };
         // Most of a block on compute capabilities 9.0, 8.0 and 8.6.
         let blocks = |dim| [232_448, 166_912, 101_376].map(|bytes| decode(dim).blocks_per_sm(bytes));

@@ -17,7 +17,7 @@ use crate::entry::{Element, Entry};
 use crate::kernel_set::{KernelSet, LayerConstants};
 use crate::params::{AttnParams, MergeStatesParams, StoreKvParams, page_division};
 use crate::space::Cuda;
-use crate::step::{CudaStep, PartTables};
+use crate::step::{CudaStep, GroupTables, PartTables};
 
 /// Thread blocks a multiprocessor for kernels that stream over rows.
 const STREAM_BLOCKS_PER_SM: u32 = 4;
@@ -77,6 +77,7 @@ impl LayerCall<'_> {
         let params = self.attn_params(q, out, lse);
         let tables = &self.step.groups[self.group];
         let [decode, extend] = &tables.parts;
+        let params = AttnParams { counters: self.counters(tables), ..params };
         if tables.is_at_once {
             // Prefill first: its blocks need a multiprocessor each, while decoding takes whatever is free.
             self.side.beside(|side| {
@@ -87,7 +88,10 @@ impl LayerCall<'_> {
             self.attend_part(decode, &params, None)?;
             self.attend_part(extend, &params, None)?;
         }
-        if tables.merge_grid == 0 {
+        // What comes next may start early, which waits for one kernel before it: where two end together merging is that one,
+        // also where nothing is merged.
+        let merge_grid = tables.merge_grid.max(u32::from(tables.is_at_once));
+        if merge_grid == 0 {
             return Ok(());
         }
         let entry = self.constants.kernels.merge;
@@ -95,7 +99,7 @@ impl LayerCall<'_> {
         let kernel = self.kernels.attention(self.device, entry, self.check != 0)?;
         // Blocks that find room at once: they rehearse while they wait, later ones would do it for nothing.
         let resident = entry.blocks_per_sm * self.device.properties().num_sms;
-        let mut shape = self.shape(&kernel, entry, tables.merge_grid.min(resident));
+        let mut shape = self.shape(&kernel, entry, merge_grid.min(resident));
         // A kernel that starts early waits for one before it.
         shape.is_programmatic &= !tables.is_at_once;
         // SAFETY: see the module.
@@ -116,7 +120,8 @@ impl LayerCall<'_> {
         let entry = pair.expect("a part for decoding has its kernel").of(self.step.has_mask);
         let own_claim = self.claims.address() + if part.is_decode { 0 } else { CLAIM_BYTES as u64 };
         let claim = if self.step.is_claimed(self.group, part) { own_claim } else { 0 };
-        let params = AttnParams { step: part.step, tiles: part.tiles, ranges: part.ranges, claim, ..*params };
+        let (step, tiles, ranges, starts) = (part.step, part.tiles, part.ranges, part.starts);
+        let params = AttnParams { step, tiles, ranges, starts, claim, ..*params };
         if entry.takes_maps() {
             let kernel = self.kernels.mapped(self.device, entry, self.check != 0)?;
             let params = self.kernels.maps.add(self.device, &params, entry.kv == Element::Fp8);
@@ -141,6 +146,14 @@ impl LayerCall<'_> {
         let shape = LaunchShape { is_programmatic: false, ..*shape };
         // SAFETY: as above. Parts of a plan have rows of out, partial states and claims of their own.
         unsafe { kernel.launch_beside(side, &shape, params) }
+    }
+
+    /// Where partial states are counted, so that merging need not wait for the end of the kernel that decodes; 0: it waits
+    /// for the end of all that is before it, which may be another kernel.
+    fn counters(&self, tables: &GroupTables) -> u64 {
+        let [decode, extend] = &tables.parts;
+        let is_followed = tables.merge_grid > 0 && decode.grid > 0 && extend.grid == 0;
+        self.step.counters.as_ref().filter(|_| is_followed).map_or(0, |buffer| buffer.address())
     }
 
     fn streaming_blocks(&self) -> u32 {

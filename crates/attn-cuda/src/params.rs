@@ -27,11 +27,17 @@ macro_rules! c_type {
     (f32) => {
         f32
     };
-    (reserved2) => {
-        [i32; 2]
-    };
-    (reserved3) => {
+    (i32x3) => {
         [i32; 3]
+    };
+    (i32x4) => {
+        [i32; 4]
+    };
+    (i32x14) => {
+        [i32; 14]
+    };
+    (i32x16) => {
+        [i32; 16]
     };
     (attn) => {
         AttnParams
@@ -65,11 +71,17 @@ twins! {
     /// A run of query tokens and the KV that any of them sees.
     AttnTile {
         mask_begin: i64, request: i32, q_begin: i32, q_len: i32, q_pos: i32, kv_begin: i32, kv_end: i32, kv_len: i32,
-        pages_begin: i32, chunk_len: i32, num_chunks: i32, first_partial: i32, reserved: reserved3,
+        pages_begin: i32, chunk_len: i32, num_chunks: i32, first_partial: i32, reserved: i32x3,
     }
 
     /// Consecutive units.
     AttnRange { tile: i32, kv_head: i32, chunk: i32, num_units: i32 }
+
+    /// A block's first unit.
+    AttnStart {
+        tile: i32, chunk: i32, begin: i32, end: i32, request: i32, q_begin: i32, q_len: i32, q_pos: i32,
+        pages_begin: i32, num_chunks: i32, first_partial: i32, num_pages: i32, pages: i32x16, reserved: i32x4,
+    }
 
     /// Partial states to merge.
     AttnMergeUnit { row: i32, tile: i32, head_begin: i32, num_heads: i32 }
@@ -78,7 +90,7 @@ twins! {
     AttnParams {
         q: ptr, out: ptr, lse: ptr, k: ptr, v: ptr, kv_indices: ptr, step: ptr, tiles: ptr, ranges: ptr,
         merge_units: ptr, partial_out: ptr, partial_lse: ptr, sinks: ptr, alibi_slopes: ptr, custom_mask: ptr,
-        claim: ptr, check: ptr,
+        starts: ptr, counters: ptr, claim: ptr, check: ptr,
         q_stride_row: i64, q_stride_head: i64, out_stride_row: i64, out_stride_head: i64, k_stride_page: i64,
         k_stride_token: i64, k_stride_head: i64, v_stride_page: i64, v_stride_token: i64, v_stride_head: i64,
         num_rows: i32, num_qo_heads: i32, num_kv_heads: i32, group_size: i32, page_size: i32, page_magic: u32,
@@ -89,7 +101,7 @@ twins! {
     /// Attention of one layer, with the maps of Hopper's own kernels.
     AttnMappedParams {
         attn: attn, has_maps: i32, has_row_maps: i32, k_page_step: i32, k_head_step: i32, v_page_step: i32,
-        v_head_step: i32, reserved: reserved2, k_map: map, v_map: map, q_map: map, out_map: map,
+        v_head_step: i32, reserved: i32x14, k_map: map, v_map: map, q_map: map, out_map: map,
     }
 
     /// Writing new KV to its slots.
@@ -141,46 +153,48 @@ mod tests {
         let body = body.split("};").next().expect("a struct ends");
         let lines = body.lines().map(|line| line.split("//").next().unwrap_or_default().trim());
         let fields = lines.filter_map(|line| line.strip_suffix(';'));
-        let field = |text: &str| {
-            let (ty, name) = text.split_once(' ').expect("a type and a name");
-            (name.trim().to_owned(), ty.to_owned())
+        let of_line = |text: &str| {
+            let (ty, names) = text.split_once(' ').expect("a type and names");
+            names.split(',').map(|name| (name.trim().to_owned(), ty.to_owned())).collect::<Vec<_>>()
         };
-        fields.map(field).collect()
+        fields.flat_map(of_line).collect()
     }
 
     fn c_name(field: &Field) -> (String, String) {
         let (name, ty, _) = field;
-        let (suffix, ty) = match *ty {
-            "ptr" => ("", "DevicePtr"),
-            "i64" => ("", "int64_t"),
-            "i32" => ("", "int32_t"),
-            "u32" => ("", "uint32_t"),
-            "f32" => ("", "float"),
-            "attn" => ("", "AttnParams"),
-            "map" => ("", "TensorMap"),
-            "reserved2" => ("[2]", "int32_t"),
-            _ => ("[3]", "int32_t"),
+        let ty = match *ty {
+            "ptr" => "DevicePtr",
+            "i64" => "int64_t",
+            "i32" => "int32_t",
+            "u32" => "uint32_t",
+            "f32" => "float",
+            "attn" => "AttnParams",
+            "map" => "TensorMap",
+            array => {
+                let count = array.strip_prefix("i32x").expect("an array of i32");
+                return (format!("{name}[{count}]"), "int32_t".to_owned());
+            }
         };
-        (format!("{name}{suffix}"), ty.to_owned())
+        (name.to_string(), ty.to_owned())
     }
 
     fn bytes_of(ty: &str) -> usize {
         match ty {
-            "ptr" | "i64" | "reserved2" => 8,
+            "ptr" | "i64" => 8,
             "attn" => size_of::<AttnParams>(),
             "map" => size_of::<TensorMap>(),
-            "reserved3" => 12,
-            _ => 4,
+            other => other.strip_prefix("i32x").map_or(4, |count| 4 * count.parse::<usize>().unwrap()),
         }
     }
 
     #[test]
     fn the_twins_have_the_fields_of_the_header() {
         let header = include_str!("../../../kernels/params.h");
-        let all: [(&str, &[Field], usize); 8] = [
+        let all: [(&str, &[Field], usize); 9] = [
             ("AttnStep", AttnStep::FIELDS, size_of::<AttnStep>()),
             ("AttnTile", AttnTile::FIELDS, size_of::<AttnTile>()),
             ("AttnRange", AttnRange::FIELDS, size_of::<AttnRange>()),
+            ("AttnStart", AttnStart::FIELDS, size_of::<AttnStart>()),
             ("AttnMergeUnit", AttnMergeUnit::FIELDS, size_of::<AttnMergeUnit>()),
             ("AttnParams", AttnParams::FIELDS, size_of::<AttnParams>()),
             ("AttnMappedParams", AttnMappedParams::FIELDS, size_of::<AttnMappedParams>()),

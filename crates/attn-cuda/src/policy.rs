@@ -7,10 +7,15 @@ use crate::at_once::{AtOnce, GroupRates};
 use crate::device::DeviceProperties;
 use crate::entry::{LayerKernels, Pair};
 use crate::step::Grids;
-use crate::tables::{Contents, GroupPlan, GroupSizes, MERGE_WARP_CHUNKS, Part, PartSizes, merge_unit_bound};
+use crate::tables::{
+    Contents, GroupPlan, GroupSizes, MERGE_WARP_CHUNKS, Part, PartSizes, merge_unit_bound, num_starts,
+};
 
-/// Tokens of a chunk, for each query head of a group, of requests that decode. A chunk is the unit of numerics. Its
-/// partial state has as many rows as the group has heads, so the workspace is the same part of what is read for all.
+/// Tokens of a chunk of requests that decode with Hopper's kernel, whose block has a multiprocessor to itself: requests that
+/// see no more are not split. A chunk is the unit of numerics.
+const HOPPER_DECODE_CHUNK_LEN: u32 = 1024;
+/// Tokens of a chunk, for each query head of a group, of requests that decode elsewhere. Its partial state has as many rows
+/// as the group has heads, so the workspace is the same part of what is read for all.
 const DECODE_CHUNK_LEN_PER_HEAD: u32 = 128;
 /// Shortest and longest of these.
 const DECODE_CHUNK_LENS: [u32; 2] = [256, 1024];
@@ -84,7 +89,13 @@ impl GroupPolicy {
             let decode = of_layers().map(|(_, k)| k.decode).collect::<Option<Vec<Pair>>>();
             let extend: Vec<Pair> = of_layers().map(|(_, k)| k.extend).collect();
             let decode_config = decode.as_ref().map(|pairs| {
-                config(group, pairs, decode_chunking(group.heads.group_size(), keeps.cut_by()), Sharing::InOrder, gpu)
+                config(
+                    group,
+                    pairs,
+                    decode_chunking(pairs, group.heads.group_size(), keeps.cut_by()),
+                    Sharing::InOrder,
+                    gpu,
+                )
             });
             let claims_units = extend.iter().all(|pair| pair.family() != "plain");
             // A warpgroup of Hopper's kernel has 64 rows.
@@ -187,8 +198,10 @@ impl GroupPolicy {
             PartSizes {
                 num_tiles,
                 num_ranges: range_room(config, num_tiles, max_chunks(config, group, limits.max_kv_len)),
+                num_starts: 0,
             }
         };
+        let decode = |config: &PlanConfig| PartSizes { num_starts: num_starts(config, group), ..part(config) };
         let merge_units = |config: &PlanConfig| {
             let chunks = max_chunks(config, group, limits.max_kv_len);
             merge_unit_bound(bucket.num_rows, &group.heads, chunks)
@@ -197,7 +210,7 @@ impl GroupPolicy {
         let num_merge_units = self.parts(bucket).map(merge_units).max().unwrap_or(0);
         // What is not recorded needs no room.
         let extend = if self.is_decode_bucket(bucket) { PartSizes::default() } else { part(&self.extend) };
-        GroupSizes { decode: self.decode.as_ref().map(part), extend, num_merge_units }
+        GroupSizes { decode: self.decode.as_ref().map(decode), extend, num_merge_units }
     }
 
     /// Configurations of the parts that a bucket records.
@@ -235,7 +248,12 @@ const fn extend_chunking(keeps: Invariance) -> Chunking {
 }
 
 /// How requests that decode are cut.
-fn decode_chunking(group_size: u32, by: CutBy) -> Chunking {
+fn decode_chunking(pairs: &[Pair], group_size: u32, by: CutBy) -> Chunking {
+    let is_hopper = pairs.iter().all(|pair| pair.family() == "decode_sm90");
+    if is_hopper {
+        let shortest = if by == CutBy::Batch { SHORTEST_DECODE_CHUNK_LEN } else { HOPPER_DECODE_CHUNK_LEN };
+        return Chunking { by, chunk_len: HOPPER_DECODE_CHUNK_LEN, shortest, max_q_len: u32::MAX };
+    }
     let [shortest, longest] = DECODE_CHUNK_LENS;
     let len = group_size.next_power_of_two().saturating_mul(DECODE_CHUNK_LEN_PER_HEAD).clamp(shortest, longest);
     Chunking { by, chunk_len: len, shortest: SHORTEST_DECODE_CHUNK_LEN, max_q_len: u32::MAX }
@@ -270,6 +288,7 @@ fn config(
 fn label(family: &str) -> &'static str {
     match family {
         "decode" => "cuda/decode",
+        "decode_sm90" => "cuda/decode_sm90",
         "extend" => "cuda/extend",
         "extend_sm90" => "cuda/extend_sm90",
         _ => "cuda/plain",

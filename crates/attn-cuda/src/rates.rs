@@ -25,7 +25,7 @@ struct Row {
 
 const US: f64 = 1e-6;
 
-const fn decode(max_dim: u32, is_fp8: bool, gbs: f64) -> Row {
+const fn decode(family: &'static str, max_dim: u32, is_fp8: bool, gbs: f64) -> Row {
     let rates = KernelRates {
         bytes_per_s: gbs * 1e9,
         flops_per_s: 300e12,
@@ -35,7 +35,7 @@ const fn decode(max_dim: u32, is_fp8: bool, gbs: f64) -> Row {
         kv_step: 64,
         row_step: u32::MAX,
     };
-    Row { gpu: "NVIDIA H200", capability: (9, 0), family: "cuda/decode", max_dim, is_fp8, rates }
+    Row { gpu: "NVIDIA H200", capability: (9, 0), family, max_dim, is_fp8, rates }
 }
 
 const fn extend(max_dim: u32, is_fp8: bool, tflops: f64) -> Row {
@@ -62,8 +62,10 @@ const fn prefill(family: &'static str, max_dim: u32, is_fp8: bool, tflops: f64, 
 
 /// In order: the first that fits counts.
 const ROWS: &[Row] = &[
-    decode(256, false, 4_350.0),
-    decode(256, true, 3_900.0),
+    decode("cuda/decode_sm90", 256, false, 4_350.0),
+    decode("cuda/decode_sm90", 256, true, 3_900.0),
+    decode("cuda/decode", 256, false, 4_350.0),
+    decode("cuda/decode", 256, true, 3_900.0),
     extend(64, false, 333.0),
     extend(128, false, 396.0),
     extend(256, false, 355.0),

@@ -16,6 +16,7 @@ pub(crate) struct PartTables {
     pub(crate) step: u64,
     pub(crate) tiles: u64,
     pub(crate) ranges: u64,
+    pub(crate) starts: u64,
     /// Thread blocks; 0: nothing to launch.
     pub(crate) grid: u32,
 }
@@ -84,6 +85,9 @@ pub(crate) struct CudaStep {
     pub(crate) tables: Option<Arc<DeviceBuffer>>,
     /// Where partial states go; shared with other steps.
     pub(crate) workspace_buffer: Option<Arc<DeviceBuffer>>,
+    /// Where kernels that decode count partial states, zeros between layers; shared with other steps. `None`: nothing is
+    /// counted.
+    pub(crate) counters: Option<Arc<DeviceBuffer>>,
     pub(crate) offsets: Offsets,
     pub(crate) groups: Vec<GroupTables>,
     pub(crate) kv_indices: u64,
@@ -104,6 +108,7 @@ impl CudaStep {
             has_mask: false,
             tables: None,
             workspace_buffer: None,
+            counters: None,
             offsets: Offsets::default(),
             groups: Vec::new(),
             kv_indices: 0,
@@ -129,6 +134,7 @@ impl CudaStep {
             step: at(part.step),
             tiles: at(part.tiles),
             ranges: at(part.ranges),
+            starts: at(part.starts),
             grid,
         };
         let group = |(group, (grids, workspace)): (&GroupOffsets, (Grids, WorkspaceView))| GroupTables {

@@ -5,14 +5,16 @@
 //! stay what was recorded, and copies take what the batch uses of it (`spans.rs`); the page table comes last, so that
 //! what is sent ends with what is used of it, and so that the device may read it where the batch has it.
 
-use attn_metadata::plan::{Plan, Tile};
-use attn_metadata::{Batch, HeadShape, Request, SubBatch};
+use attn_metadata::plan::{Plan, PlanConfig, Tile, Unit};
+use attn_metadata::{Batch, HeadShape, PlanGroup, Request, SubBatch};
 use kvpool::Slot;
 
-use crate::params::{AttnMergeUnit, AttnRange, AttnStep, AttnTile};
+use crate::params::{AttnMergeUnit, AttnRange, AttnStart, AttnStep, AttnTile};
 
 /// Heads of a merge unit at most: `kMergeHeads` of `kernels/params.h`.
 const MERGE_HEADS: u32 = 8;
+/// Page ids of a first unit: `kStartPages` of `kernels/params.h`.
+const START_PAGES: usize = 16;
 /// Chunks that one warp merges: `kMergeWarpChunks` of `kernels/params.h`.
 pub(crate) const MERGE_WARP_CHUNKS: u32 = 32;
 /// Dims that a block merges of more: `kMergeSegment` of `kernels/params.h`.
@@ -86,9 +88,14 @@ impl GroupPlan {
         let part = |part: &Part| PartSizes {
             num_tiles: part.plan.tiles().len(),
             num_ranges: part.plan.ranges().len().max(part.plan.config().num_workers as usize),
+            num_starts: 0,
+        };
+        let decode = |decode: &Part| PartSizes {
+            num_starts: num_starts(decode.plan.config(), decode.plan.group()),
+            ..part(decode)
         };
         let num_merge_units = self.parts().map(|part| num_merge_units(&part.plan)).sum();
-        GroupSizes { decode: self.decode.as_ref().map(part), extend: part(&self.extend), num_merge_units }
+        GroupSizes { decode: self.decode.as_ref().map(decode), extend: part(&self.extend), num_merge_units }
     }
 }
 
@@ -97,6 +104,21 @@ impl GroupPlan {
 pub(crate) struct PartSizes {
     pub(crate) num_tiles: usize,
     pub(crate) num_ranges: usize,
+    /// First units of blocks: of the part that decodes alone.
+    pub(crate) num_starts: usize,
+}
+
+impl GroupSizes {
+    /// Bytes of counters of the states that decoding leaves: `counters` of `kernels/params.h`.
+    pub(crate) fn counter_bytes(&self, heads: &HeadShape) -> u64 {
+        let tiles = self.decode.map_or(0, |part| part.num_tiles);
+        tiles as u64 * u64::from(heads.num_kv_heads) * size_of::<i32>() as u64
+    }
+}
+
+/// Entries of the table of first units: blocks that follow each other have the heads of a chunk.
+pub(crate) fn num_starts(config: &PlanConfig, group: &PlanGroup) -> usize {
+    config.num_workers.div_ceil(group.heads.num_kv_heads) as usize
 }
 
 /// Room for the tables of one group.
@@ -113,6 +135,7 @@ pub(crate) struct PartOffsets {
     pub(crate) step: usize,
     pub(crate) tiles: usize,
     pub(crate) ranges: usize,
+    pub(crate) starts: usize,
 }
 
 /// Where the tables of one group begin, in bytes.
@@ -178,13 +201,14 @@ impl GroupOffsets {
         let decode = sizes.decode.unwrap_or_default();
         let tiles = carver.take::<AttnTile>(decode.num_tiles + sizes.extend.num_tiles);
         let extend_tiles = tiles + decode.num_tiles * size_of::<AttnTile>();
-        let mut part = |tiles, num_ranges| PartOffsets {
+        let mut part = |tiles, sizes: &PartSizes| PartOffsets {
             step: carver.take::<AttnStep>(1),
             tiles,
-            ranges: carver.take::<AttnRange>(num_ranges),
+            ranges: carver.take::<AttnRange>(sizes.num_ranges),
+            starts: carver.take::<AttnStart>(sizes.num_starts),
         };
-        let decode = part(tiles, decode.num_ranges);
-        let extend = part(extend_tiles, sizes.extend.num_ranges);
+        let decode = part(tiles, &decode);
+        let extend = part(extend_tiles, &sizes.extend);
         let merge_step = carver.take::<AttnStep>(1);
         let merge_units = carver.take::<AttnMergeUnit>(sizes.num_merge_units);
         Self { decode, extend, merge_step, tiles, merge_units }
@@ -250,6 +274,9 @@ fn write_group(bytes: &mut [u8], offsets: &GroupOffsets, plan: &GroupPlan, conte
             let [tile, kv_head, chunk] = [first.tile, first.kv_head, first.chunk].map(narrow);
             *to = AttnRange { tile, kv_head, chunk, num_units };
         }
+        if index == 0 && plan.decode.is_some() {
+            write_starts(bytes, offsets, part);
+        }
         let tile_base = offsets.first_tile(at);
         let count = num_merge_units(&part.plan);
         let begin = offsets.merge_units + num_units * size_of::<AttnMergeUnit>();
@@ -265,6 +292,49 @@ fn write_group(bytes: &mut [u8], offsets: &GroupOffsets, plan: &GroupPlan, conte
         zero_begin: narrow(num_rows),
     };
     section::<AttnStep>(bytes, offsets.merge_step, 1)[0] = step;
+}
+
+/// Writes the first units of the blocks that decode, from tables that are written.
+fn write_starts(bytes: &mut [u8], offsets: &GroupOffsets, part: &Part) {
+    let count = num_starts(part.plan.config(), part.plan.group());
+    let at = offsets.decode;
+    for number in 0..count {
+        let first = part.plan.ranges().get(number).map(|range| range.first);
+        let start = first.map_or(AttnStart { chunk: -1, ..AttnStart::default() }, |unit| {
+            let tile = section::<AttnTile>(bytes, at.tiles, part.plan.tiles().len())[unit.tile as usize];
+            device_start(unit, &tile, &part.batch)
+        });
+        section::<AttnStart>(bytes, at.starts, count)[number] = start;
+    }
+}
+
+fn device_start(unit: Unit, tile: &AttnTile, batch: &Batch) -> AttnStart {
+    let chunk: i32 = narrow(unit.chunk);
+    let begin_of_chunk = (tile.kv_begin / tile.chunk_len + chunk) * tile.chunk_len;
+    let begin = begin_of_chunk.max(tile.kv_begin);
+    let end = tile.kv_end.min(begin_of_chunk.saturating_add(tile.chunk_len));
+    // Positions are not negative.
+    let page_of = |position: i32| position.unsigned_abs() / batch.pool().page_size.get();
+    let ids = batch.pages(&batch.requests()[tile.request.unsigned_abs() as usize]);
+    let ids = if begin < end { &ids[page_of(begin) as usize..=page_of(end - 1) as usize] } else { &[] };
+    let mut pages = [0; START_PAGES];
+    pages.iter_mut().zip(ids).for_each(|(to, id)| *to = *id);
+    AttnStart {
+        tile: narrow(unit.tile),
+        chunk,
+        begin,
+        end,
+        request: tile.request,
+        q_begin: tile.q_begin,
+        q_len: tile.q_len,
+        q_pos: tile.q_pos,
+        pages_begin: tile.pages_begin,
+        num_chunks: tile.num_chunks,
+        first_partial: tile.first_partial,
+        num_pages: narrow(ids.len().min(START_PAGES)),
+        pages,
+        reserved: [0; 4],
+    }
 }
 
 fn device_tile(tile: &Tile, batch: &Batch, first_partial: u64) -> AttnTile {

@@ -113,6 +113,9 @@ fn check_group(bytes: &[u8], at: &GroupOffsets, plan: &GroupPlan, group: &PlanGr
         let is_first = plan.decode.is_none() || std::ptr::eq(offsets, &raw const at.decode);
         let expected = if is_first { batch.num_used_rows() } else { num_rows };
         assert_eq!(u32::try_from(step.zero_begin).unwrap(), expected);
+        if is_first && plan.decode.is_some() {
+            check_starts(&read(bytes, offsets.starts, num_starts(part.plan.config(), group)), &tiles, &ranges, part);
+        }
         // Units, by walking the ranges as a block does.
         let mut units = HashSet::new();
         for range in ranges {
@@ -164,6 +167,32 @@ fn check_group(bytes: &[u8], at: &GroupOffsets, plan: &GroupPlan, group: &PlanGr
         i32::try_from(heads.head_dim_vo.div_ceil(32)).unwrap(),
     );
     assert_eq!(num_merged, num_split_rows * heads.num_qo_heads as usize);
+}
+
+/// Checks the first units of blocks: each says what the tables say, and has pages from its first on.
+fn check_starts(starts: &[AttnStart], tiles: &[AttnTile], ranges: &[AttnRange], part: &Part) {
+    for (number, start) in starts.iter().enumerate() {
+        let Some(range) = ranges.get(number) else {
+            assert_eq!(*start, AttnStart { chunk: -1, ..AttnStart::default() });
+            continue;
+        };
+        let tile = tiles[usize::try_from(range.tile).unwrap()];
+        assert_eq!((start.tile, start.chunk), (range.tile, range.chunk));
+        assert_eq!([start.request, start.q_begin, start.q_len], [tile.request, tile.q_begin, tile.q_len]);
+        assert_eq!([start.q_pos, start.pages_begin], [tile.q_pos, tile.pages_begin]);
+        assert_eq!([start.num_chunks, start.first_partial], [tile.num_chunks, tile.first_partial]);
+        let chunk = i64::from(tile.kv_begin / tile.chunk_len + range.chunk) * i64::from(tile.chunk_len);
+        let seen = i64::from(tile.kv_begin).max(chunk)..i64::from(tile.kv_end).min(chunk + i64::from(tile.chunk_len));
+        assert_eq!(i64::from(start.begin)..i64::from(start.end), seen);
+        let page = i32::try_from(PAGE).unwrap();
+        let num_pages = if start.begin < start.end { (start.end - 1) / page - start.begin / page + 1 } else { 0 };
+        assert_eq!(start.num_pages, num_pages.min(16));
+        let request = &part.batch.requests()[usize::try_from(tile.request).unwrap()];
+        for i in 0..start.num_pages {
+            let page = part.batch.pages(request)[usize::try_from(start.begin / page + i).unwrap()];
+            assert_eq!(start.pages[usize::try_from(i).unwrap()], page);
+        }
+    }
 }
 
 /// Checks the merge units; returns how many (row, head) they merge.
@@ -245,6 +274,7 @@ fn a_bucket_has_room_for_every_batch_that_fits_it() {
             let (decode, extend) = (needed.decode.unwrap_or_default(), needed.extend);
             for (needed, bound) in [(decode, bound.decode.unwrap_or_default()), (extend, bound.extend)] {
                 assert!(needed.num_tiles <= bound.num_tiles && needed.num_ranges <= bound.num_ranges, "{needed:?}");
+                assert_eq!(needed.num_starts, bound.num_starts);
             }
             let plans = [plan];
             write(bytes, &offsets, &plans, contents_of(&batch, bucket.num_rows));
@@ -274,14 +304,14 @@ fn a_captured_step_without_a_batch_appends_nothing() {
 
 #[test]
 fn sections_are_aligned_and_do_not_overlap() {
-    let part = |num_tiles| PartSizes { num_tiles, num_ranges: 3 };
+    let part = |num_tiles| PartSizes { num_tiles, num_ranges: 3, num_starts: 2 };
     let group = |n| GroupSizes { decode: Some(part(n)), extend: part(n + 1), num_merge_units: 5 };
     let mut offsets = Offsets::default();
     offsets.update([group(1), group(9)].into_iter(), Sizes { num_slots: 7, mask_bytes: 3, num_kv_indices: 11 });
     let mut begins = vec![offsets.slots, offsets.mask, offsets.kv_indices];
     for group in &offsets.groups {
         begins.extend([group.decode.step, group.decode.ranges, group.extend.step, group.extend.ranges]);
-        begins.extend([group.tiles, group.merge_step, group.merge_units]);
+        begins.extend([group.tiles, group.merge_step, group.merge_units, group.decode.starts, group.extend.starts]);
     }
     assert!(begins.iter().all(|begin| begin % 256 == 0 && *begin < offsets.len));
     assert_eq!(begins.iter().collect::<HashSet<_>>().len(), begins.len());
@@ -427,13 +457,17 @@ fn a_mixed_batch_runs_at_once_and_a_bucket_does_not() {
     let (alone, of_alone) = planned(&prefill);
     let (both, of_both) = planned(&[&prefill[..], &decode].concat());
     assert!(!of_alone.is_at_once && of_alone.extend == 132 && of_alone.decode == 0, "{of_alone:?}");
-    assert!(of_both.is_at_once && of_both.decode == 264 && (66..=124).contains(&of_both.extend), "{of_both:?}");
+    assert!(of_both.is_at_once && of_both.decode == 132 && (66..=124).contains(&of_both.extend), "{of_both:?}");
     let shortest = |plan: &GroupPlan| plan.extend.plan.tiles().iter().map(|tile| tile.q_len).min();
     // 512 tokens are ten tiles of 48 and 32 tokens; for a last round some have 16.
     assert_eq!((shortest(&alone), shortest(&both)), (Some(16), Some(32)));
 
+    // Also where nothing is merged.
+    let (unsplit, of_unsplit) = planned(&[&prefill[..], &[(1, 1000); 200]].concat());
+    assert!(of_unsplit.is_at_once && unsplit.num_partial_rows() == 0, "{of_unsplit:?}");
+
     let bucket = Bucket { num_requests: 64, num_rows: 4096 };
     let limits = CaptureLimits { buckets: vec![bucket], max_kv_len: 4096, num_pool_pages: 1 << 16, appends: true };
     let recorded = policy.captured_grids(group, &limits, bucket);
-    assert!(!recorded.is_at_once && recorded.extend == 132 && recorded.decode == 264, "{recorded:?}");
+    assert!(!recorded.is_at_once && recorded.extend == 132 && recorded.decode == 132, "{recorded:?}");
 }

@@ -36,7 +36,7 @@ pub(super) fn all(
     let scratch = workspace.path(SCRATCH);
     fs::create_dir_all(&scratch).with_context(|| format!("cannot create {}", scratch.display()))?;
     let mut jobs: Vec<(&Unit, Target)> =
-        units.iter().flat_map(|unit| targets(unit).into_iter().map(move |target| (unit, target))).collect();
+        units.iter().flat_map(|unit| targets(unit, units).into_iter().map(move |target| (unit, target))).collect();
     // Long ones first, so that all processors are busy to the end; machine code is compiled and assembled.
     jobs.sort_by_key(|(unit, target)| (std::cmp::Reverse(unit.entries.len()), target.kind));
     let next = AtomicUsize::new(0);
@@ -303,7 +303,7 @@ mod tests {
             rows: 1,
         };
         let unit = |names: &[&str]| Unit { stem: "x".to_owned(), entries: names.iter().map(|n| entry(n)).collect() };
-        let plain = &targets(&unit(&["k1"]))[0].clone();
+        let plain = &targets(&unit(&["k1"]), &[])[0].clone();
         let spill = judge(&unit(&["k1", "k2"]), plain, &usage(SAID), SAID).unwrap_err();
         assert!(spill.to_string().contains("k1 spills"), "{spill}");
         let clean = SAID.replace("4 bytes spill", "0 bytes spill").replace("12 bytes spill", "0 bytes spill");

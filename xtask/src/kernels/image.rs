@@ -62,15 +62,18 @@ impl Target {
 }
 
 /// The images of a kernel file: machine code for Hopper, and text for everything from compute capability 8.0 on, plain
-/// and checked. Files for Hopper alone have no text for others.
-pub(super) fn targets(unit: &Unit) -> Vec<Target> {
+/// and checked. Files for Hopper alone have no text for others, and where such a file has every entry point of another
+/// one, the other has no machine code: on Hopper it runs but to be compared with.
+pub(super) fn targets(unit: &Unit, units: &[Unit]) -> Vec<Target> {
     let target =
         |kind, arch, is_specific, is_checked| Target { stem: unit.stem.clone(), kind, arch, is_specific, is_checked };
     let hopper = target(Kind::Cubin, 90, true, false);
     if unit.is_hopper() {
         return vec![hopper, target(Kind::Ptx, 90, true, false), target(Kind::Ptx, 90, true, true)];
     }
-    vec![hopper, target(Kind::Ptx, 80, false, false), target(Kind::Ptx, 80, false, true)]
+    let texts = [target(Kind::Ptx, 80, false, false), target(Kind::Ptx, 80, false, true)];
+    let is_replaced = units.iter().any(|other| other.replaces(unit));
+    (!is_replaced).then_some(hopper).into_iter().chain(texts).collect()
 }
 
 /// What the assembler says of an entry point.

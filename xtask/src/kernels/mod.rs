@@ -15,6 +15,8 @@ mod toolkit;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 
 use anyhow::{Context, Result};
 
@@ -68,9 +70,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<bool> {
     if !args.check {
         let built = compile::all(workspace, &toolkit, &units, None)?;
         let mut files = texts(&units, &built, &source_hash)?;
-        for image in &built {
-            files.insert(format!("{IMAGES}/{}", image.target.packed_name()), compress(&image.bytes)?);
-        }
+        files.extend(compress_all(&built)?);
         return write(workspace, &files);
     }
     let shipped = Shipped::read(&workspace.path(IMAGES))?;
@@ -83,6 +83,26 @@ fn texts(units: &[Unit], built: &[Built], source_hash: &str) -> Result<Files> {
     let manifest = manifest::render(units, built, source_hash)?.into_bytes();
     let table = table::render(units, built).into_bytes();
     Ok(Files::from([(format!("{IMAGES}/manifest.json"), manifest), (TABLE.to_owned(), table)]))
+}
+
+/// The images as they are shipped, compressed on as many threads as there are processors, large ones first.
+fn compress_all(built: &[Built]) -> Result<Files> {
+    let mut jobs: Vec<&Built> = built.iter().collect();
+    jobs.sort_by_key(|image| std::cmp::Reverse(image.bytes.len()));
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut done = Vec::new();
+        while let Some(image) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let path = format!("{IMAGES}/{}", image.target.packed_name());
+            done.push(compress(&image.bytes).map(|packed| (path, packed)));
+        }
+        done
+    };
+    let num_threads = thread::available_parallelism().map_or(1, usize::from);
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..num_threads).map(|_| scope.spawn(work)).collect();
+        threads.into_iter().flat_map(|t| t.join().expect("compressing does not panic")).collect()
+    })
 }
 
 /// Kernels of one file are much alike, over more than the window of most compressors: brotli with its largest window. Quality

@@ -36,6 +36,14 @@ impl Unit {
     pub(super) fn is_hopper(&self) -> bool {
         self.stem.ends_with(HOPPER_SUFFIX)
     }
+
+    /// Whether it is another file's, for Hopper alone, with every entry point of that.
+    pub(super) fn replaces(&self, other: &Self) -> bool {
+        let key =
+            |e: &Entry| (e.q_dtype.clone(), e.kv_dtype.clone(), e.head_dim_qk, e.head_dim_vo, e.is_general, e.rows);
+        self.stem.strip_suffix(HOPPER_SUFFIX) == Some(other.stem.as_str())
+            && other.entries.iter().all(|entry| self.entries.iter().any(|own| key(own) == key(entry)))
+    }
 }
 
 /// The kernel files, by name.
@@ -151,6 +159,18 @@ mod tests {
         let entry = &entries[0];
         assert_eq!((entry.name.as_str(), entry.kv_dtype.as_str(), entry.rows), ("decode_bf16_64", "fp8", 16));
         assert!(entry.is_general && entry.shared_bytes == 49_152);
+    }
+
+    #[test]
+    fn a_file_for_hopper_replaces_the_one_whose_entry_points_it_all_has() {
+        let unit = |stem: &str, dims: &[u32]| {
+            let line = |dim: &u32| format!("KERNEL({stem}_{dim}, bf16, bf16, {dim}, {dim}, 0, 32, 0, 1, 16)\n");
+            Unit { stem: stem.to_owned(), entries: parse_list(&dims.iter().map(line).collect::<String>()).unwrap() }
+        };
+        let base = unit("decode", &[64, 128]);
+        assert!(unit("decode_sm90", &[128, 64]).replaces(&base));
+        assert!(!unit("decode_sm90", &[64]).replaces(&base) && !unit("extend_sm90", &[64, 128]).replaces(&base));
+        assert!(!base.replaces(&base));
     }
 
     #[test]

@@ -20,9 +20,13 @@ fn cases() -> Vec<Case> {
     let mut requests = vec![request(520, 2100), request(700, 2600)];
     requests.extend((0..16).map(|i| request(1, 2500 + 20 * i)));
     requests.push(request(4, 1000));
+    // None of these is split, so nothing is merged.
+    let mut short = requests[..NUM_PREFILLS].to_vec();
+    short.extend((0..100).map(|i| request(1, 900 + i)));
     let base = Case { requests, heads: HeadShape::new(32, 8, 128), append: true, padding_rows: 3, ..Case::default() };
     vec![
         Case { q_dtype: Dtype::Bf16, kv_dtype: KvDtype::Bf16, ..base.clone() },
+        Case { q_dtype: Dtype::Bf16, kv_dtype: KvDtype::Bf16, requests: short, ..base.clone() },
         Case { q_dtype: Dtype::F16, kv_dtype: KvDtype::F16, softcap: Some(30.0), sinks: Sinks::Mixed, ..base },
     ]
 }

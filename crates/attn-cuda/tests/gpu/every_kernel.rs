@@ -24,7 +24,7 @@ const WIDTHS: [(u32, u32); 7] = [(64, 64), (96, 96), (128, 128), (192, 192), (25
 fn case(dtypes: (Dtype, KvDtype), widths: (u32, u32)) -> Case {
     let request = |q_len, kv_len| RequestShape { q_len, kv_len };
     Case {
-        // Decoded in one chunk and in three, a few tokens, extended in one tile and in several.
+        // Decoded in one chunk and in several, a few tokens, extended in one tile and in several.
         requests: vec![request(1, 5), request(1, 1100), request(3, 20), request(40, 45), request(70, 130)],
         padding_rows: 3,
         heads: HeadShape { num_qo_heads: 4, num_kv_heads: 2, head_dim_qk: widths.0, head_dim_vo: widths.1 },
@@ -42,12 +42,13 @@ fn variants(base: &Case) -> Vec<Case> {
     vec![base.clone(), general, masked, windowed]
 }
 
-/// Requests of so many chunks that a block merges a segment of dims, in place of a warp a head.
+/// Decoding alone, so that merging begins before it ends, and one request of so many chunks that a block merges a segment of
+/// dims, in place of a warp a head.
 fn of_many_chunks(widths: (u32, u32)) -> Case {
     let base = case(DTYPES[0], widths);
     let heads = HeadShape { num_qo_heads: 2, num_kv_heads: 1, ..base.heads };
     let request = |q_len, kv_len| RequestShape { q_len, kv_len };
-    Case { requests: vec![request(1, 8500), request(3, 9300)], heads, sinks: Sinks::Mixed, ..base }
+    Case { requests: vec![request(1, 33_900), request(3, 9300), request(1, 70)], heads, sinks: Sinks::Mixed, ..base }
 }
 
 fn cases() -> Vec<Case> {
