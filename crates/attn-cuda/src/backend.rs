@@ -325,14 +325,13 @@ impl CudaBackend {
             num_kv_indices: batch.kv_indices().len(),
         };
         next.offsets.update(next.plans.iter().map(tables::GroupPlan::sizes), sizes);
-        grow(&mut next.tables, &device.device, next.offsets.len as u64, "a step's tables")?;
+        grow(&mut next.tables, &device.device, next.offsets.len as u64, "a step's tables", DeviceBuffer::new)?;
         let rows = next.plans.iter().map(tables::GroupPlan::num_partial_rows);
         let needs = rows.zip(model.groups()).map(|(rows, group)| workspace_bytes(rows, group.heads.head_dim_vo));
-        grow(workspace, &device.device, needs.max().unwrap_or(0), "partial states")?;
+        grow(workspace, &device.device, needs.max().unwrap_or(0), "partial states", DeviceBuffer::new)?;
         next.workspace_buffer.clone_from(workspace);
-        let sizes = next.plans.iter().map(tables::GroupPlan::sizes).zip(model.groups());
-        let bytes = sizes.map(|(sizes, group)| sizes.counter_bytes(&group.heads)).max().unwrap_or(0);
-        grow_zeros(counters, &device.device, bytes, "counters of partial states")?;
+        let bytes = next.plans.iter().map(tables::GroupPlan::counter_bytes).max().unwrap_or(0);
+        grow(counters, &device.device, bytes, "counters of partial states", DeviceBuffer::zeroed)?;
         next.counters.clone_from(counters);
         let has_slots = batch.slot_mapping().is_some();
         let contents = Contents { batch, num_rows: next.num_rows, has_slots };
@@ -394,31 +393,16 @@ fn workspace_bytes(num_rows: u64, head_dim_vo: u32) -> u64 {
     attn_metadata::plan::WorkspaceLayout::new(num_rows, head_dim_vo).total_bytes()
 }
 
-/// Replaces a buffer that is too small; keeps it otherwise.
+/// Makes a buffer of so many bytes, which a message calls so.
+type MakeBuffer = fn(&Device, usize, &'static str) -> Result<DeviceBuffer, DeviceError>;
+
+/// Replaces a buffer that is too small by one that `make` gives; keeps it otherwise.
 fn grow(
     buffer: &mut Option<Arc<DeviceBuffer>>,
     device: &Device,
     bytes: u64,
     what: &'static str,
-) -> Result<(), PrepareError> {
-    grow_with(buffer, bytes, what, |len| DeviceBuffer::new(device, len, what))
-}
-
-/// As [`grow`], of zeros.
-fn grow_zeros(
-    buffer: &mut Option<Arc<DeviceBuffer>>,
-    device: &Device,
-    bytes: u64,
-    what: &'static str,
-) -> Result<(), PrepareError> {
-    grow_with(buffer, bytes, what, |len| DeviceBuffer::zeroed(device, len, what))
-}
-
-fn grow_with(
-    buffer: &mut Option<Arc<DeviceBuffer>>,
-    bytes: u64,
-    what: &'static str,
-    new: impl Fn(usize) -> Result<DeviceBuffer, DeviceError>,
+    make: MakeBuffer,
 ) -> Result<(), PrepareError> {
     let there = buffer.as_ref().map_or(0, |buffer| buffer.len() as u64);
     if bytes <= there {
@@ -428,8 +412,8 @@ fn grow_with(
     let len = usize::try_from(bytes).map_err(too_much)?;
     // Some room, so that batches that grow a little do not allocate each time.
     let roomy = len.saturating_add(len / 4);
-    let larger = new(roomy).or_else(|_| new(len));
-    *buffer = Some(Arc::new(larger.map_err(|_| PrepareError::OutOfMemory { what, bytes })?));
+    let made = make(device, roomy, what).or_else(|_| make(device, len, what));
+    *buffer = Some(Arc::new(made.map_err(|_| PrepareError::OutOfMemory { what, bytes })?));
     Ok(())
 }
 
@@ -497,14 +481,14 @@ impl AttentionBackend<Cuda> for CudaBackend {
         };
         let bytes = groups.map(bytes).max().unwrap_or(0);
         let (mut workspace, mut counters) = (None, None);
-        grow(&mut workspace, &self.device.device, bytes, "partial states of captured steps")?;
+        grow(&mut workspace, &self.device.device, bytes, "partial states of captured steps", DeviceBuffer::new)?;
         let groups = self.policies.iter().zip(self.model.groups());
         let bytes = |(policy, group): (&GroupPolicy, &attn_metadata::PlanGroup)| {
             let of_bucket = |bucket: &Bucket| policy.size_bound(group, limits, *bucket).counter_bytes(&group.heads);
             limits.buckets.iter().map(of_bucket).max().unwrap_or(0)
         };
         let bytes = groups.map(bytes).max().unwrap_or(0);
-        grow_zeros(&mut counters, &self.device.device, bytes, "counters of captured steps")?;
+        grow(&mut counters, &self.device.device, bytes, "counters of captured steps", DeviceBuffer::zeroed)?;
         self.steps.init_capture(limits)?;
         self.captured_workspace = workspace;
         self.captured_counters = counters;
@@ -525,7 +509,13 @@ impl AttentionBackend<Cuda> for CudaBackend {
             step.num_rows = bucket.num_rows;
             step.num_kv_indices = i32::try_from(sizes.num_kv_indices).unwrap_or(i32::MAX);
             step.offsets.update(groups.clone().map(|(policy, group)| policy.size_bound(group, limits, bucket)), sizes);
-            grow(&mut step.tables, &device.device, step.offsets.len as u64, "tables of a captured step")?;
+            grow(
+                &mut step.tables,
+                &device.device,
+                step.offsets.len as u64,
+                "tables of a captured step",
+                DeviceBuffer::new,
+            )?;
             step.workspace_buffer.clone_from(captured_workspace);
             step.counters.clone_from(captured_counters);
             let batch = Batch::empty(pool);

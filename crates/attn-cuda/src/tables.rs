@@ -82,6 +82,12 @@ impl GroupPlan {
         self.parts().map(|part| part.plan.num_partial_rows()).sum()
     }
 
+    /// Bytes of the counters of states that decoding leaves: `counters` of `kernels/params.h`.
+    pub(crate) fn counter_bytes(&self) -> u64 {
+        let of_part = |part: &Part| counter_bytes(part.plan.tiles().len(), &part.plan.group().heads);
+        self.decode.as_ref().map_or(0, of_part)
+    }
+
     /// Room that a batch's tables need.
     pub(crate) fn sizes(&self) -> GroupSizes {
         // Each block of the grid reads the range of its number, whether there is one or not.
@@ -109,11 +115,15 @@ pub(crate) struct PartSizes {
 }
 
 impl GroupSizes {
-    /// Bytes of counters of the states that decoding leaves: `counters` of `kernels/params.h`.
+    /// As [`GroupPlan::counter_bytes`], of as many tiles as there is room for.
     pub(crate) fn counter_bytes(&self, heads: &HeadShape) -> u64 {
-        let tiles = self.decode.map_or(0, |part| part.num_tiles);
-        tiles as u64 * u64::from(heads.num_kv_heads) * size_of::<i32>() as u64
+        self.decode.map_or(0, |part| counter_bytes(part.num_tiles, heads))
     }
+}
+
+/// One counter for each tile and KV head.
+const fn counter_bytes(num_tiles: usize, heads: &HeadShape) -> u64 {
+    num_tiles as u64 * heads.num_kv_heads as u64 * size_of::<i32>() as u64
 }
 
 /// Entries of the table of first units: blocks that follow each other have the heads of a chunk.

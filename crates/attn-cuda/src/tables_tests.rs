@@ -269,6 +269,9 @@ fn a_bucket_has_room_for_every_batch_that_fits_it() {
             let mut plan = policy.plan(batch.pool());
             plan.update(&batch);
             assert!(plan.num_partial_rows() <= policy.partial_row_bound(group, &limits, bucket));
+            let num_decode_tiles = plan.decode.as_ref().map_or(0, |part| part.plan.tiles().len() as u64);
+            assert_eq!(plan.counter_bytes(), num_decode_tiles * u64::from(group.heads.num_kv_heads) * 4);
+            assert!(plan.counter_bytes() <= bound.counter_bytes(&group.heads));
             let needed = plan.sizes();
             assert!(needed.num_merge_units <= bound.num_merge_units, "{needed:?} in {bound:?}");
             let (decode, extend) = (needed.decode.unwrap_or_default(), needed.extend);

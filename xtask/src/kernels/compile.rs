@@ -4,13 +4,12 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
 
 use anyhow::{Context, Result, bail, ensure};
 
 use super::SOURCES;
 use super::image::{Built, Kind, Target, Usage, targets};
+use super::parallel::do_all;
 use super::shipped::Shipped;
 use super::source::{self, Unit};
 use super::toolkit::{Toolkit, VERSION};
@@ -39,20 +38,8 @@ pub(super) fn all(
         units.iter().flat_map(|unit| targets(unit, units).into_iter().map(move |target| (unit, target))).collect();
     // Long ones first, so that all processors are busy to the end; machine code is compiled and assembled.
     jobs.sort_by_key(|(unit, target)| (std::cmp::Reverse(unit.entries.len()), target.kind));
-    let next = AtomicUsize::new(0);
-    let work = || {
-        let mut done = Vec::new();
-        while let Some((unit, target)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-            done.push(one(workspace, toolkit, unit, target, &scratch, shipped));
-        }
-        done
-    };
-    let num_threads = thread::available_parallelism().map_or(1, usize::from);
-    let built = thread::scope(|scope| {
-        let threads: Vec<_> = (0..num_threads).map(|_| scope.spawn(work)).collect();
-        threads.into_iter().flat_map(|t| t.join().expect("a compilation does not panic")).collect::<Result<Vec<_>>>()
-    });
-    let mut built = built?;
+    let built = do_all(&jobs, |(unit, target)| one(workspace, toolkit, unit, target, &scratch, shipped));
+    let mut built = built.into_iter().collect::<Result<Vec<_>>>()?;
     built.sort_by(|a, b| a.target.cmp(&b.target));
     Ok(built)
 }

@@ -7,6 +7,7 @@
 mod compile;
 mod image;
 mod manifest;
+mod parallel;
 mod shipped;
 mod source;
 mod table;
@@ -15,12 +16,11 @@ mod toolkit;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
 
 use anyhow::{Context, Result};
 
 use self::image::Built;
+use self::parallel::do_all;
 use self::shipped::Shipped;
 use self::source::Unit;
 use self::toolkit::Toolkit;
@@ -85,24 +85,15 @@ fn texts(units: &[Unit], built: &[Built], source_hash: &str) -> Result<Files> {
     Ok(Files::from([(format!("{IMAGES}/manifest.json"), manifest), (TABLE.to_owned(), table)]))
 }
 
-/// The images as they are shipped, compressed on as many threads as there are processors, large ones first.
+/// The images as they are shipped.
 fn compress_all(built: &[Built]) -> Result<Files> {
     let mut jobs: Vec<&Built> = built.iter().collect();
     jobs.sort_by_key(|image| std::cmp::Reverse(image.bytes.len()));
-    let next = AtomicUsize::new(0);
-    let work = || {
-        let mut done = Vec::new();
-        while let Some(image) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let path = format!("{IMAGES}/{}", image.target.packed_name());
-            done.push(compress(&image.bytes).map(|packed| (path, packed)));
-        }
-        done
-    };
-    let num_threads = thread::available_parallelism().map_or(1, usize::from);
-    thread::scope(|scope| {
-        let threads: Vec<_> = (0..num_threads).map(|_| scope.spawn(work)).collect();
-        threads.into_iter().flat_map(|t| t.join().expect("compressing does not panic")).collect()
-    })
+    let packed = do_all(&jobs, |image| {
+        let path = format!("{IMAGES}/{}", image.target.packed_name());
+        compress(&image.bytes).map(|packed| (path, packed))
+    });
+    packed.into_iter().collect()
 }
 
 /// Kernels of one file are much alike, over more than the window of most compressors: brotli with its largest window. Quality
