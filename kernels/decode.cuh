@@ -56,11 +56,12 @@ struct Config {
   using QLayout = RowLayout<kDq * 2>;
   static constexpr int kVAt = kOwn * KLayout::kPitch;  // V follows K in a stage
   static constexpr int kStageBytes = kVAt + kOwn * VLayout::kPitch;
-  static constexpr int kBytesOfFour = kWarps * kStageBytes * 4 / kComputingWarps;  // of a tile, were there four computing warps
-  static constexpr int kStages = kBytesOfFour >= 24 * 1024 ? 2 : kBytesOfFour >= 16 * 1024 ? 3 : 4;
+  // More stages where rows are short, so that as much is on its way: by the bytes of a tile in blocks of four computing warps.
+  static constexpr int kSmallTileBytes = kWarps * kStageBytes * 4 / kComputingWarps;
+  static constexpr int kStages = kSmallTileBytes >= 24 * 1024 ? 2 : kSmallTileBytes >= 16 * 1024 ? 3 : 4;
   static constexpr bool kQInRegisters = kDq < 192;  // else its fragments come from shared memory for each tile
 
-  static constexpr int kSegment = (kComputingWarps > 4 ? 512 : 256) / kTile * kTile;  // tokens; longer ones let warps, and blocks of one chunk, drift apart
+  static constexpr int kSegment = (kComputingWarps > 4 ? 512 : 256) / kTile * kTile;  // tokens; measured, see docs/kernels/decode.md
 
   // What a warp hands on at a time: outputs of 8 rows, each lane its own fragments, and (m, l) of each lane.
   static constexpr int kSlotBytes = kDv / 8 * 32 * 8 + 32 * 8;

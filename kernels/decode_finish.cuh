@@ -137,9 +137,9 @@ struct Finish {
 
   // A warp keeps the unit that it ends until its state is left; a __syncwarp comes between.
   __device__ __forceinline__ void keep(const Unit& unit) const {
-    if (threadIdx.x % 32 == 0) const_cast<Unit&>(kept()) = unit;
+    if (threadIdx.x % 32 == 0) kept() = unit;
   }
-  __device__ __forceinline__ const Unit& kept() const { return *(&unit() + 1 + threadIdx.x / 32); }
+  __device__ __forceinline__ Unit& kept() const { return *(&unit() + 1 + threadIdx.x / 32); }
 
   // By one thread, before the block's first __syncthreads.
   __device__ __forceinline__ void init() const { barrier_init(filled(), 32 * C::kWarps), barrier_init(emptied()); }
