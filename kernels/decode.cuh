@@ -1,4 +1,4 @@
-// Split-KV attention for few query rows: the GQA group (and a few query tokens) fill the 16 rows of a tensor-core tile.
+// Split-KV attention for few query rows: the GQA group (and a few query tokens) are the columns of one or two tensor-core products.
 //
 //   unit = (tile of query tokens, KV head, chunk of KV);  rows = q_len x group_size <= 16, row = token x group + head
 //
@@ -11,7 +11,7 @@
 //
 // Shared memory, bytes: kWarps x kStages x 16 kGroups x (row of K + row of V), see tile.cuh; kStages places, each of kMaxRows rows of
 //   q, kSegment page ids and a Segment; a slot for each warp's state of 8 rows; barriers.
-// Registers, per thread: kDv / 2 outputs, kDq / 4 of q (below 192), 4 x 2 x kGroups scores.
+// Registers, per thread: kDv / 2 outputs, kDq / 4 of q (mostly, see kQInRegisters), 4 x 2 x kGroups scores.
 // Synchronisation: a warp's copies are seen after its own cp.async wait and __syncwarp. Segments come, and states go, by barriers
 //   between the computing warps and the one that schedules or finishes.
 // Tokens beyond the chunk are zero-filled, never read; rows of q beyond the unit's are those of another unit or zero, and their
@@ -59,12 +59,14 @@ struct Config {
   // More stages where rows are short, so that as much is on its way: by the bytes of a tile in blocks of four computing warps.
   static constexpr int kSmallTileBytes = kWarps * kStageBytes * 4 / kComputingWarps;
   static constexpr int kStages = kSmallTileBytes >= 24 * 1024 ? 2 : kSmallTileBytes >= 16 * 1024 ? 3 : 4;
-  static constexpr bool kQInRegisters = kDq < 192;  // else its fragments come from shared memory for each tile
+  // Else its fragments come from shared memory for each tile.
+  static constexpr bool kQInRegisters = kDq < (kFp8 && kGeneral ? 128 : 192);
 
   static constexpr int kSegment = (kComputingWarps > 4 ? 512 : 256) / kTile * kTile;  // tokens; measured, see docs/kernels/decode.md
 
-  // What a warp hands on at a time: outputs of 8 rows, each lane its own fragments, and (m, l) of each lane.
-  static constexpr int kSlotBytes = kDv / 8 * 32 * 8 + 32 * 8;
+  // What a warp hands on at a time: outputs of 8 rows, apart so that lanes write them without bank conflicts, and their (m, l).
+  static constexpr int kSlotPitch = kDv + 4;  // floats
+  static constexpr int kSlotBytes = 8 * kSlotPitch * 4 + 8 * 8;
 
   static constexpr int kRingBytes = kWarps * kStages * kStageBytes;
   static constexpr int kQAt = kRingBytes, kQBytes = kMaxRows * QLayout::kPitch;
@@ -83,10 +85,20 @@ struct Config {
   static constexpr int kPasses = kOwn / kRowsPerPass;
 
   static constexpr bool kIsCramped = kDq == 128 || kDq == 256;  // registers are short
-  static_assert(kOwn % kRowsPerPass == 0 && kOwn <= 32 && kDq % 16 == 0 && kDv % 16 == 0 && kSegment > 0, "");
+  static_assert(16 % kRowsPerPass == 0 && kOwn <= 32 && kDq % 16 == 0 && kDv % 16 == 0 && kSegment > 0, "");
 };
 
-// Where a lane's rows of A fragments of q are.
+// What scores are multiplied by before they are exponents of 2; general: they are shaped, in base 2, before the softmax.
+template <class C>
+__device__ __forceinline__ float exponent_scale(const AttnParams& p) {
+  return C::kGeneral ? 1.0f : p.sm_scale * p.k_scale * kLog2e;
+}
+
+// Products are made the other way round, K Q^T and V^T P^T, since a product has 16 rows but 8 columns: tokens, then dims, are the rows,
+// and up to 8 rows of a unit the columns. Units of more have two products of each fragment of K and V (kHalves); a row's bits are the
+// same in either.
+
+// Where a lane's rows of B fragments of q are: two dims of 8 for the first 8 rows of the unit and for the others.
 template <class C>
 __device__ __forceinline__ uint32_t q_address(uint32_t q_rows) {
   return q_rows + C::QLayout::at(threadIdx.x % 16, threadIdx.x % 32 / 16);
@@ -95,7 +107,7 @@ __device__ __forceinline__ uint32_t q_address(uint32_t q_rows) {
 // What a warp knows of the unit it computes.
 template <class C>
 struct Rows : State<C> {
-  uint32_t q[C::kQInRegisters ? C::kDq / 16 : 1][4];  // A fragments
+  uint32_t q[C::kQInRegisters ? C::kDq / 16 : 1][4];  // B fragments: words 0 and 2 of the first 8 rows, 1 and 3 of the others
 
   // Before a unit, whose rows of q are in shared memory.
   __device__ __forceinline__ void begin(uint32_t q_rows) {
@@ -107,67 +119,69 @@ struct Rows : State<C> {
   }
 };
 
-// S = Q K^T for the warp's 16 x kGroups tokens.
-template <class C>
-__device__ __forceinline__ void scores(const Rows<C>& rows, uint32_t q_rows, uint32_t k_tile, float (&s)[2 * C::kGroups][4]) {
+// Scores of the warp's tokens, 16 a group, and of kHalves times 8 rows: C fragments, whose rows are tokens.
+template <class C, int kHalves>
+using Scores = float[kHalves][C::kGroups][4];
+
+template <class C, int kHalves>
+__device__ __forceinline__ void scores(const Rows<C>& rows, uint32_t q_rows, uint32_t k_tile, Scores<C, kHalves>& s) {
   const int lane = lane_of_thread<C::kIsCramped>();
-  // Matrices 0, 1: tokens 0..7, matrices 2, 3: tokens 8..15; odd ones the second 16 bytes.
-  const uint32_t from = k_tile + C::KLayout::at(lane % 8 + lane / 16 * 8, lane / 8 & 1);
+  // Matrices 0, 2: tokens 0..7, matrices 1, 3: tokens 8..15; the last two the second 16 bytes.
+  const uint32_t from = k_tile + C::KLayout::at(lane % 16, lane / 16);
 #pragma unroll
   for (int group = 0; group < C::kGroups; ++group) {
 #pragma unroll
-    for (int n = 0; n < 2; ++n) s[2 * group + n][0] = s[2 * group + n][1] = s[2 * group + n][2] = s[2 * group + n][3] = 0.0f;
+    for (int half = 0; half < kHalves; ++half) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) s[half][group][i] = 0.0f;
+    }
 #pragma unroll
     for (int k = 0; k < C::kKRow / 32; ++k) {
-      uint32_t b[4];
-      ldmatrix4(b, C::KLayout::further(from, k * 32) + group * 16 * C::KLayout::kPitch);
+      uint32_t a[4];
+      ldmatrix4(a, C::KLayout::further(from, k * 32) + group * 16 * C::KLayout::kPitch);
       constexpr int kQSteps = C::kFp8 ? 2 : 1;  // 32 bytes of K are 32 dims in fp8
-      uint32_t a[kQSteps][4];
 #pragma unroll
       for (int i = 0; i < kQSteps; ++i) {
+        uint32_t b[4];
         if constexpr (C::kQInRegisters) {
 #pragma unroll
-          for (int j = 0; j < 4; ++j) a[i][j] = rows.q[k * kQSteps + i][j];
+          for (int j = 0; j < 4; ++j) b[j] = rows.q[k * kQSteps + i][j];
         } else {
-          ldmatrix4(a[i], C::QLayout::further(q_address<C>(q_rows), (k * kQSteps + i) * 32));
+          ldmatrix4(b, C::QLayout::further(q_address<C>(q_rows), (k * kQSteps + i) * 32));
         }
-      }
-      if constexpr (C::kFp8) {
-        // Four neighbouring bytes a lane: bytes 0, 1 take the slots 2c of the contraction, bytes 2, 3 the slots 2c + 8.
+        uint32_t of_step[4] = {a[0], a[1], a[2], a[3]};
+        if constexpr (C::kFp8) {
+          // Four neighbouring bytes a lane: bytes 0, 1 take the slots 2c of the contraction, bytes 2, 3 the slots 2c + 8.
+          fp8x4_to_f16(a[2 * i], of_step[0], of_step[2]);
+          fp8x4_to_f16(a[2 * i + 1], of_step[1], of_step[3]);
+        }
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          uint32_t lo, hi;
-          fp8x4_to_f16(b[i], lo, hi);
-          mma<F16>(s[2 * group + i / 2], a[i % 2], lo, hi);
-        }
-      } else {
-        mma<typename C::Math>(s[2 * group], a[0], b[0], b[1]);
-        mma<typename C::Math>(s[2 * group + 1], a[0], b[2], b[3]);
+        for (int half = 0; half < kHalves; ++half) mma<typename C::Math>(s[half][group], of_step, b[half], b[half + 2]);
       }
     }
   }
 }
 
 // Softcap, ALiBi, then -inf for keys that a row does not see. Rare for long chunks, so all that it needs is fetched here.
-template <class C>
-__device__ __forceinline__ void mask_scores(const AttnParams& p, const Segment& now, int pos, float scale, float (&s)[2 * C::kGroups][4]) {
+template <class C, int kHalves>
+__device__ __forceinline__ void mask_scores(const AttnParams& p, const Segment& now, int pos, float scale, Scores<C, kHalves>& s) {
   const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
-  const int first = pos + warp * C::kOwn + 2 * c;
+  const int first = pos + warp * C::kOwn + g;
   const AttnTile* tile = ptr<const AttnTile>(p.tiles) + now.tile;
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int row = min(g + half * 8, now.unit.num_rows - 1), token = row / p.group_size;  // surplus rows: any
+  for (int column = 0; column < 2 * kHalves; ++column) {
+    const int row = min(column / 2 * 8 + 2 * c + column % 2, now.unit.num_rows - 1), token = row / p.group_size;  // surplus rows: any
     const int q_pos = now.q_pos + token;
     const KeyRange keys = visible_keys(p, q_pos);
     const int last = min(keys.last, now.end - 1);
     float slope = 0.0f;
     if (C::kGeneral && p.alibi_slopes != 0) slope = ptr<const float>(p.alibi_slopes)[now.unit.kv_head * p.group_size + row % p.group_size];
 #pragma unroll
-    for (int n = 0; n < 2 * C::kGroups; ++n) {
+    for (int group = 0; group < C::kGroups; ++group) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int key = first + n * 8 + i;
-        float& x = s[n][2 * half + i];
+        const int key = first + group * 16 + i * 8;
+        float& x = s[column / 2][group][2 * i + column % 2];
         bool visible = key >= keys.first && key <= last;
         if constexpr (C::kGeneral) {
           x = shape_score(p, x * scale, slope, key - q_pos) * kLog2e;
@@ -180,89 +194,112 @@ __device__ __forceinline__ void mask_scores(const AttnParams& p, const Segment& 
 }
 
 // Turns scores into weights, and rescales what was summed before.
-template <class C>
-__device__ __forceinline__ void softmax_step(Rows<C>& rows, float c, float (&s)[2 * C::kGroups][4]) {
-  float rescale[2];
+template <class C, int kHalves>
+__device__ __forceinline__ void softmax_step(Rows<C>& rows, float c, Scores<C, kHalves>& s) {
+  float top[kHalves][2];  // of the lane's own tokens
+  bool grows = false;
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    float m = rows.m[half];
+  for (int half = 0; half < kHalves; ++half) {
 #pragma unroll
-    for (int n = 0; n < 2 * C::kGroups; ++n) m = fmaxf(m, fmaxf(s[n][2 * half], s[n][2 * half + 1]));
-    m = next_maximum(rows.m[half], quad_max(m), c);
-    rescale[half] = rescale_factor(rows.m[half], m, c);
-    rows.m[half] = m;
-    const float offset = exponent_offset(m, c);
-    float l = rows.l[half] * rescale[half];
+    for (int j = 0; j < 2; ++j) {
+      float m = rows.m[half][j];
 #pragma unroll
-    for (int n = 0; n < 2 * C::kGroups; ++n) {
+      for (int group = 0; group < C::kGroups; ++group) m = fmaxf(m, fmaxf(s[half][group][j], s[half][group][2 + j]));
+      top[half][j] = m;
+      grows |= may_change_maximum(rows.m[half][j], m, c);
+    }
+  }
+  if (__any_sync(~0u, grows)) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        float& x = s[n][2 * half + i];
-        x = exp2_approx(fmaf(x, c, -offset));
-        l += x;
+    for (int half = 0; half < kHalves; ++half) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const float m = next_maximum(rows.m[half][j], column_max(top[half][j]), c);
+        const float rescale = rescale_factor(rows.m[half][j], m, c);
+        rows.m[half][j] = m;
+        rows.l[half][j] *= rescale;
+#pragma unroll
+        for (int i = 0; i < C::kDv / 16; ++i) rows.o[half][i][j] *= rescale, rows.o[half][i][2 + j] *= rescale;
       }
     }
-    rows.l[half] = l;
   }
-  if (__any_sync(~0u, rescale[0] != 1.0f || rescale[1] != 1.0f)) {
 #pragma unroll
-    for (int i = 0; i < C::kDv / 8; ++i) {
-      rows.o[i][0] *= rescale[0], rows.o[i][1] *= rescale[0];
-      rows.o[i][2] *= rescale[1], rows.o[i][3] *= rescale[1];
+  for (int half = 0; half < kHalves; ++half) {
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const float offset = exponent_offset(rows.m[half][j], c);
+#pragma unroll
+      for (int group = 0; group < C::kGroups; ++group) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          float& x = s[half][group][2 * i + j];
+          x = exp2_approx(fmaf(x, c, -offset));
+          rows.l[half][j] += x;
+        }
+      }
     }
   }
 }
 
 // O += P V for the warp's tokens.
-template <class C>
-__device__ __forceinline__ void add_values(Rows<C>& rows, uint32_t v_tile, const float (&s)[2 * C::kGroups][4]) {
+template <class C, int kHalves>
+__device__ __forceinline__ void add_values(Rows<C>& rows, uint32_t v_tile, const Scores<C, kHalves>& s) {
   using Math = typename C::Math;
   const int lane = lane_of_thread<C::kIsCramped>();
-  const uint32_t from = v_tile + C::VLayout::at(lane % 16, lane / 16);
+  // bf16 and f16: matrices 0, 1 tokens 0..7 of 8 dims each, matrices 2, 3 tokens 8..15. fp8: as of K.
+  const uint32_t from = v_tile + (C::kFp8 ? C::VLayout::at(lane % 16, lane / 16) : C::VLayout::at(lane % 8 + lane / 16 * 8, lane / 8 % 2));
 #pragma unroll
   for (int group = 0; group < C::kGroups; ++group) {
-    const float(&s0)[4] = s[2 * group];
-    const float(&s1)[4] = s[2 * group + 1];
-    const uint32_t a[4] = {pack2<Math>(s0[0], s0[1]), pack2<Math>(s0[2], s0[3]), pack2<Math>(s1[0], s1[1]), pack2<Math>(s1[2], s1[3])};
+    uint32_t b[kHalves][2];
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) b[half][i] = transpose8(pack2<Math>(s[half][group][2 * i], s[half][group][2 * i + 1]));
+    }
 #pragma unroll
     for (int i = 0; i < C::kVRow / 32; ++i) {
-      uint32_t b[4];
-      ldmatrix4_trans(b, C::VLayout::further(from, i * 32) + group * 16 * C::VLayout::kPitch);
+      uint32_t r[4];
+      ldmatrix4_trans(r, C::VLayout::further(from, i * 32) + group * 16 * C::VLayout::kPitch);
       if constexpr (C::kFp8) {
-  #pragma unroll
+#pragma unroll
         for (int n = 0; n < 2; ++n) {
-          uint32_t even0, odd0, even1, odd1;
-          fp8_values_to_f16(b[2 * n], even0, odd0);
-          fp8_values_to_f16(b[2 * n + 1], even1, odd1);
-          mma<F16>(rows.o[4 * i + 2 * n], a, even0, even1);
-          mma<F16>(rows.o[4 * i + 2 * n + 1], a, odd0, odd1);
+          uint32_t a[4];  // even dims of 16, then odd ones
+          fp8_values_to_f16(r[2 * n], a[0], a[1]);
+          fp8_values_to_f16(r[2 * n + 1], a[2], a[3]);
+#pragma unroll
+          for (int half = 0; half < kHalves; ++half) mma<F16>(rows.o[half][2 * i + n], a, b[half][0], b[half][1]);
         }
       } else {
-        mma<Math>(rows.o[2 * i], a, b[0], b[1]);
-        mma<Math>(rows.o[2 * i + 1], a, b[2], b[3]);
+#pragma unroll
+        for (int half = 0; half < kHalves; ++half) mma<Math>(rows.o[half][i], r, b[half][0], b[half][1]);
       }
     }
   }
 }
 
-// What scores are multiplied by before they are exponents of 2; general: they are shaped, in base 2, before the softmax.
-template <class C>
-__device__ __forceinline__ float exponent_scale(const AttnParams& p) {
-  return C::kGeneral ? 1.0f : p.sm_scale * p.k_scale * kLog2e;
+// A warp's tokens of a tile.
+template <class C, int kHalves>
+__device__ __forceinline__ void compute_tile(const AttnParams& p, const Segment& now, int pos, Rows<C>& rows, uint32_t q_rows, uint32_t stage) {
+  Scores<C, kHalves> s;
+  scores<C, kHalves>(rows, q_rows, stage, s);
+  if (C::kGeneral || pos < now.unmasked_begin || pos + C::kTile > now.unmasked_end) mask_scores<C, kHalves>(p, now, pos, p.sm_scale * p.k_scale, s);
+  softmax_step<C, kHalves>(rows, exponent_scale<C>(p), s);
+  add_values<C, kHalves>(rows, stage + C::kVAt, s);
 }
 
 // A warp that copies and computes: its tokens of every tile of the block.
 template <class C>
-__device__ __forceinline__ void compute_all(const AttnParams& p, const Schedule<C>& schedule) {
+__device__ __forceinline__ void compute_all(const AttnParams& p, const Schedule<C>& schedule, const Start& start) {
   const int warp = threadIdx.x / 32;
   unsigned char* shared = schedule.shared;
   const uint32_t ring = shared_address(shared) + warp * C::kStages * C::kStageBytes;
-  const float scale = p.sm_scale * p.k_scale, c = exponent_scale<C>(p);
   const Finish<C> finish = {shared};
-  Loader<C> loader = {p, schedule};
+  Loader<C> loader = {p, schedule, start.begin()};
   int pending = 0;  // tiles copied and not yet computed
-#pragma unroll
-  for (int i = 0; i < C::kStages; ++i) pending += loader.copy(ring + i * C::kStageBytes);
+  const int first_segment_end = start.first_segment_end<C>(p);
+#pragma unroll 1
+  for (int i = 0; i < C::kStages; ++i) pending += loader.copy_first(ring + i * C::kStageBytes, start, first_segment_end);
+  if (pending > 0) barrier_wait(schedule.made(0), 0);
 
   Rows<C> rows;
   int stage = 0, round = 0, pos = 0;
@@ -280,12 +317,12 @@ __device__ __forceinline__ void compute_all(const AttnParams& p, const Schedule<
       pos = now.begin, is_entered = true;
     }
     if (pos + warp * C::kOwn < now.end) {
-      const uint32_t k_tile = ring + stage * C::kStageBytes, v_tile = k_tile + C::kVAt;
-      float s[2 * C::kGroups][4];
-      scores<C>(rows, C::kQInRegisters ? 0 : shared_address(schedule.q(now.q_place)), k_tile, s);
-      if (C::kGeneral || pos < now.unmasked_begin || pos + C::kTile > now.unmasked_end) mask_scores<C>(p, now, pos, scale, s);
-      softmax_step<C>(rows, c, s);
-      add_values<C>(rows, v_tile, s);
+      const uint32_t from = ring + stage * C::kStageBytes, q_rows = C::kQInRegisters ? 0 : shared_address(schedule.q(now.q_place));
+      if (now.unit.num_rows <= 8) {
+        compute_tile<C, 1>(p, now, pos, rows, q_rows, from);
+      } else {
+        compute_tile<C, 2>(p, now, pos, rows, q_rows, from);
+      }
     }
     pos += C::kTile;
     const bool leaves = pos >= now.end, ends = leaves && now.is_last;
@@ -301,7 +338,7 @@ __device__ __forceinline__ void compute_all(const AttnParams& p, const Schedule<
     stage = stage + 1 == C::kStages ? 0 : stage + 1;
   }
   leave_state<C>(finish, rows, Unit{}, round);
-  if (segment > 0) finish_last_unit<C>(p, rows, finish.kept(), c, shared);
+  if (segment > 0) finish_last_unit<C>(p, rows, finish.kept(), exponent_scale<C>(p), shared);
 }
 
 template <class C>
@@ -311,19 +348,20 @@ __device__ __forceinline__ void decode(const AttnParams& p) {
   check_shape<kKernelDecode, C::kDq, C::kDv>(p);
   const int role = static_cast<int>(threadIdx.x) / 32 - C::kWarps;  // < 0: computes; 0: schedules; 1: finishes
   Start start;
-  if (role == 0) start.load(p);  // tables are there before any kernel that this one could follow early
+  start.load(p);  // tables are there before any kernel that this one could follow early
   schedule.init();
   if (threadIdx.x == 0) Finish<C>{shared}.init();
   wait_for_previous();
   __syncthreads();
   if (role < 0) {
-    compute_all<C>(p, schedule);
+    compute_all<C>(p, schedule, start);
   } else if (role == 0) {
     // The merging kernel may take what room there is: it waits for states, and blocks of this one are all there.
     launch_dependents();
     Scheduler<C>{p, schedule}.run(start);
     if (p.claim != 0 && threadIdx.x % 32 == 0) leave_claims(p);
   } else {
+    if (start.has_unit()) hand_out_q<C>(p, schedule, 0, start.kv_head, start.rows.y, start.rows.z);
     zero_padding_rows<typename C::Q, C::kDv>(p, 32);
     finish_units<C>(p, Finish<C>{shared}, exponent_scale<C>(p));
   }

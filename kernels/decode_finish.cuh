@@ -12,109 +12,89 @@ namespace {
 
 constexpr int kComputingMeet = 1;  // the block's barrier of the computing warps
 
-// What a warp knows of 16 rows of the unit that it computes.
+// What a warp knows of 16 rows of the unit that it computes, 8 and 8. Lane l has columns 2c and 2c + 1 of C fragments, see mma.cuh: of
+// rows 2c and 2c + 1 of the 8, dims g and g + 8 of each 16, or for fp8 KV dims 2g and 2g + 1.
 template <class C>
 struct State {
-  float o[C::kDv / 8][4];  // C fragments; fp8: dims permuted within 16, see write_row
-  float m[2], l[2];        // of rows g and g + 8; l: of the lane's own columns
+  float o[2][C::kDv / 16][4];
+  float m[2][2], l[2][2];  // l: of the lane's own tokens
 
   __device__ __forceinline__ void clear() {
-    m[0] = m[1] = -kInf, l[0] = l[1] = 0.0f;
 #pragma unroll
-    for (int i = 0; i < C::kDv / 8; ++i) o[i][0] = o[i][1] = o[i][2] = o[i][3] = 0.0f;
-  }
-};
-
-// A warp's state of 8 rows, in shared memory: a lane finds what the same lane of that warp put there.
-template <class C>
-struct Slot {
-  float2* o;     // [kDv / 8][32]
-  float2* stat;  // (m, l) [32]
-
-  static __device__ __forceinline__ Slot at(unsigned char* shared) {
-    return {reinterpret_cast<float2*>(shared), reinterpret_cast<float2*>(shared + C::kSlotBytes - 32 * sizeof(float2))};
-  }
-
-  __device__ __forceinline__ void put(const State<C>& state, int half) const {
-    const int lane = threadIdx.x % 32;
-    stat[lane] = make_float2(state.m[half], state.l[half]);
+    for (int half = 0; half < 2; ++half) {
+      m[half][0] = m[half][1] = -kInf, l[half][0] = l[half][1] = 0.0f;
 #pragma unroll
-    for (int i = 0; i < C::kDv / 8; ++i) o[i * 32 + lane] = make_float2(state.o[i][2 * half], state.o[i][2 * half + 1]);
-  }
-};
-
-// 8 x kFragments dims of the state of a row, in the registers of four lanes.
-template <int kFragments>
-struct Row {
-  float2 o[kFragments];
-  float m, l;     // l: of the lane's own columns
-  int first_dim;  // 0: this part's warp writes the LSE too
-};
-
-// Adds up what all warps put into their slots, fragments `first` .. of them, in the order of their tokens.
-template <class C, int kFragments, class SlotOf>
-__device__ __forceinline__ Row<kFragments> sum_states(const SlotOf& slot_of, int first, float c) {
-  const int lane = threadIdx.x % 32;
-  Row<kFragments> sum = {{}, -kInf, 0.0f, first * 8};
-#pragma unroll(kFragments <= 4 ? C::kWarps : 2)
-  for (int warp = 0; warp < C::kWarps; ++warp) {
-    const Slot<C> slot = slot_of(warp);
-    const float2 stat = slot.stat[lane];
-    const float m = fmaxf(sum.m, stat.x);
-    const float before = rescale_factor(sum.m, m, c), own = rescale_factor(stat.x, m, c);
-    sum.m = m, sum.l = fmaf(sum.l, before, stat.y * own);
-#pragma unroll
-    for (int i = 0; i < kFragments; ++i) {
-      const float2 x = slot.o[(first + i) * 32 + lane];
-      sum.o[i] = make_float2(fmaf(sum.o[i].x, before, x.x * own), fmaf(sum.o[i].y, before, x.y * own));
+      for (int i = 0; i < C::kDv / 16; ++i) o[half][i][0] = o[half][i][1] = o[half][i][2] = o[half][i][3] = 0.0f;
     }
   }
-  return sum;
-}
+};
 
-// Writes the result or the partial state of row g + 8 half of a unit.
-template <class C, int kFragments>
-__device__ __forceinline__ void write_row(const AttnParams& p, const Unit& unit, const Row<kFragments>& from, int half, float c) {
-  const int lane = threadIdx.x % 32, row = lane / 4 + 8 * half, quad_lane = lane % 4;
-  const float l = quad_sum(from.l);
-  if (row >= unit.num_rows) return;
-  const float lse2 = lse_base2(from.m, l, c);
-  const int token = row / p.group_size, head = unit.kv_head * p.group_size + row - token * p.group_size;
+// A warp's state of 8 rows, in shared memory.
+template <class C>
+struct Slot {
+  float* o;      // [8][kSlotPitch]
+  float2* stat;  // (m, l) [8]
+
+  static __device__ __forceinline__ Slot at(unsigned char* shared) {
+    return {reinterpret_cast<float*>(shared), reinterpret_cast<float2*>(shared + 8 * C::kSlotPitch * 4)};
+  }
+
+  // `num_rows`: of the 8, those that are wanted.
+  __device__ __forceinline__ void put(const State<C>& state, int half, int num_rows) const {
+    const int g = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const float l = column_sum(state.l[half][j]);
+      if (2 * c + j >= num_rows) continue;
+      if (g == 0) stat[2 * c + j] = make_float2(state.m[half][j], l);
+      float* row = o + (2 * c + j) * C::kSlotPitch;
+#pragma unroll
+      for (int i = 0; i < C::kDv / 16; ++i) {
+        const float a = state.o[half][i][j], b = state.o[half][i][2 + j];
+        if constexpr (C::kFp8) {
+          *reinterpret_cast<float2*>(row + i * 16 + 2 * g) = make_float2(a, b);
+        } else {
+          row[i * 16 + g] = a, row[i * 16 + g + 8] = b;
+        }
+      }
+    }
+  }
+};
+
+// Adds up what all warps put into their slots, dims d .. d + 3 of a row of the 8, in the order of their tokens, and writes the result
+// or the partial state: of row `row` of the unit.
+template <class C, class SlotOf>
+__device__ __forceinline__ void finish_dims(const AttnParams& p, const Unit& unit, const SlotOf& slot_of, int row, int d, float c) {
+  float2 stat[C::kWarps];
+  float m = -kInf, l = 0.0f;
+#pragma unroll
+  for (int warp = 0; warp < C::kWarps; ++warp) {
+    stat[warp] = slot_of(warp).stat[row % 8];
+    m = fmaxf(m, stat[warp].x);
+  }
+  float4 sum = make_float4(0, 0, 0, 0);
+#pragma unroll
+  for (int warp = 0; warp < C::kWarps; ++warp) {
+    const float4 x = *reinterpret_cast<const float4*>(slot_of(warp).o + row % 8 * C::kSlotPitch + d);
+    const float weight = rescale_factor(stat[warp].x, m, c);
+    l = fmaf(stat[warp].y, weight, l);
+    sum.x = fmaf(x.x, weight, sum.x), sum.y = fmaf(x.y, weight, sum.y);
+    sum.z = fmaf(x.z, weight, sum.z), sum.w = fmaf(x.w, weight, sum.w);
+  }
+  const float lse2 = lse_base2(m, l, c);
+  const int token = row < p.group_size ? 0 : row / p.group_size, head = unit.kv_head * p.group_size + row - token * p.group_size;
   const bool is_split = unit.partial >= 0;
   const RowEnd end = end_row(l, lse2, is_split ? -kInf : sink_of(p, head));
   const float scale = end.scale * p.v_scale;
-  const int64_t partial = static_cast<int64_t>(unit.partial) + row;
-  if (quad_lane == 0 && from.first_dim == 0) {
-    if (is_split) {
-      ptr<float>(p.partial_lse)[partial] = lse2;
-    } else {
-      store_lse(p, unit.q_begin + token, head, end.lse);
-    }
-  }
-  float* to = ptr<float>(p.partial_out) + partial * C::kDv;
-  const uint64_t policy = evict_last_policy();  // else they take a twentieth of the time of a long batch on their way to memory
-#pragma unroll
-  for (int i = 0; i < kFragments; i += 2) {
-    const float2 a = make_float2(from.o[i].x * scale, from.o[i].y * scale);
-    const float2 b = make_float2(from.o[i + 1].x * scale, from.o[i + 1].y * scale);
-    if constexpr (C::kFp8) {  // fragments i, i + 1: even and odd dims of 16
-      const float4 x = make_float4(a.x, b.x, a.y, b.y);
-      const int d = from.first_dim + i * 8 + 4 * quad_lane;
-      if (is_split) {
-        store_kept(reinterpret_cast<float4*>(to + d), x, policy);
-      } else {
-        store_out4<typename C::Q>(p, unit.q_begin + token, head, d, x);
-      }
-    } else {
-      const int d = from.first_dim + i * 8 + 2 * quad_lane;
-      if (is_split) {
-        store_kept(reinterpret_cast<float2*>(to + d), a, policy);
-        store_kept(reinterpret_cast<float2*>(to + d + 8), b, policy);
-      } else {
-        store_out2<typename C::Q>(p, unit.q_begin + token, head, d, a.x, a.y);
-        store_out2<typename C::Q>(p, unit.q_begin + token, head, d + 8, b.x, b.y);
-      }
-    }
+  sum.x *= scale, sum.y *= scale, sum.z *= scale, sum.w *= scale;
+  if (is_split) {
+    const int64_t partial = static_cast<int64_t>(unit.partial) + row;
+    // Evicted last: else they take a twentieth of the time of a long batch on their way to memory.
+    store_kept(reinterpret_cast<float4*>(ptr<float>(p.partial_out) + partial * C::kDv + d), sum, evict_last_policy());
+    if (d == 0) ptr<float>(p.partial_lse)[partial] = lse2;
+  } else {
+    store_out4<typename C::Q>(p, unit.q_begin + token, head, d, sum);
+    if (d == 0) store_lse(p, unit.q_begin + token, head, end.lse);
   }
 }
 
@@ -154,7 +134,7 @@ __device__ __forceinline__ void leave_state(const Finish<C>& finish, const State
     if (half > 0 && 8 * half >= unit.num_rows) break;
     if (round > 0) barrier_wait(finish.emptied(), (round & 1) ^ 1);
     if (threadIdx.x == 0) finish.unit() = unit;
-    if (8 * half < unit.num_rows) finish.slot(threadIdx.x / 32).put(state, half);
+    if (8 * half < unit.num_rows) finish.slot(threadIdx.x / 32).put(state, half, unit.num_rows - 8 * half);
     barrier_arrive(finish.filled());
     ++round;
   }
@@ -163,17 +143,20 @@ __device__ __forceinline__ void leave_state(const Finish<C>& finish, const State
 // The warp that finishes units.
 template <class C>
 __device__ __forceinline__ void finish_units(const AttnParams& p, const Finish<C>& finish, float c) {
+  constexpr int kQuads = C::kDv / 4;
   auto slot_of = [&](int warp) { return finish.slot(warp); };
   for (int round = 0;;) {
     barrier_wait_idly(finish.filled(), round & 1);
     const Unit unit = finish.unit();
     if (unit.num_rows == 0) return;
-    for (int half = 0;;) {
-      const Row<C::kDv / 8> sum = sum_states<C, C::kDv / 8>(slot_of, 0, c);
+    for (int first = 0;;) {  // 0, then 8
+      const int num = min(unit.num_rows - first, 8) * kQuads;
+#pragma unroll 1
+      for (int i = threadIdx.x % 32; i < num; i += 32) finish_dims<C>(p, unit, slot_of, first + i / kQuads, i % kQuads * 4, c);
       barrier_arrive(finish.emptied());
       ++round;
-      write_row<C>(p, unit, sum, half, c);
-      if (8 * ++half >= unit.num_rows) break;
+      first += 8;
+      if (first >= unit.num_rows) break;
       barrier_wait_idly(finish.filled(), round & 1);
     }
     if (is_counted(p, unit)) {
@@ -185,25 +168,22 @@ __device__ __forceinline__ void finish_units(const AttnParams& p, const Finish<C
 }
 
 // The end of a block's last unit, by each computing warp. All that comes after the kernel waits for it, so the warps put their
-// states into their rings, which are free, and each adds up some of the dims.
+// states into their rings, which are free, and share the rows and dims.
 template <class C>
 __device__ __forceinline__ void finish_last_unit(const AttnParams& p, const State<C>& state, const Unit& unit, float c, unsigned char* shared) {
-  constexpr int kFragments = (C::kDv / 16 + C::kWarps - 1) / C::kWarps * 2;  // of a warp; a multiple of 2, see write_row
-  static_assert(C::kDv / 8 % kFragments == 0, "a warp has a full share or none");
+  constexpr int kQuads = C::kDv / 4;
   static_assert(2 * C::kSlotBytes <= C::kStages * C::kStageBytes, "16 rows fit into a ring");
-  const int warp = threadIdx.x / 32;
   auto slot_of = [&](int giver, int half) { return Slot<C>::at(shared + giver * C::kStages * C::kStageBytes + half * C::kSlotBytes); };
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    if (8 * half < unit.num_rows) slot_of(warp, half).put(state, half);
+    if (8 * half < unit.num_rows) slot_of(threadIdx.x / 32, half).put(state, half, unit.num_rows - 8 * half);
   }
   meet(kComputingMeet, 32 * C::kWarps);
-  if (warp * kFragments < C::kDv / 8) {
 #pragma unroll 1
-    for (int half = 0; 8 * half < unit.num_rows; ++half) {
-      auto of_half = [&](int giver) { return slot_of(giver, half); };
-      write_row<C>(p, unit, sum_states<C, kFragments>(of_half, warp * kFragments, c), half, c);
-    }
+  for (int i = threadIdx.x; i < unit.num_rows * kQuads; i += 32 * C::kWarps) {
+    const int row = i / kQuads;
+    auto of_half = [&](int giver) { return slot_of(giver, row / 8); };
+    finish_dims<C>(p, unit, of_half, row, i % kQuads * 4, c);
   }
   if (!is_counted(p, unit)) return;
   __threadfence();

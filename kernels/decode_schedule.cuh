@@ -1,7 +1,7 @@
 // What a decode block's scheduling warp hands to the warps that copy and compute: units, in segments.
 //
 // One warp of the block claims units, reads their tables, and brings their page ids and rows of q to shared memory, so that the
-// others never wait for a table. A segment is at most kSegment tokens of a unit, a multiple of the tile unless the unit ends, so
+// others never wait for a table; the first unit all of them read for themselves (Start). A segment is at most kSegment tokens of a unit, a multiple of the tile unless the unit ends, so
 // that room for page ids is bounded and tiles are the same wherever segments end. There are as many places for segments as a warp
 // has stages, since each stage may hold a tile of another one.
 //
@@ -82,18 +82,72 @@ struct Schedule {
   }
 };
 
-// A block's first unit, which the scheduling warp reads before anything else: one access to memory, where the tables of later units
-// take three, one after the other.
+// A block's first unit, which all warps read before anything else: one access to memory, where the tables of later units take three,
+// one after the other. With it the copying warps, and the finishing warp, which brings its q, go ahead; none waits for the segments
+// that the scheduling warp makes of it meanwhile.
 struct Start {
   int4 unit, rows, pages;  // tile, chunk, begin, end; request, q_begin, q_len, q_pos; pages_begin, num_chunks, first_partial, num_pages
   int page;                // of these num_pages, that of the lane
+  int kv_head;
 
   __device__ __forceinline__ void load(const AttnParams& p) {
-    const AttnStart* from = ptr<const AttnStart>(p.starts) + static_cast<int>(blockIdx.x) / p.num_kv_heads;
+    const int block = static_cast<int>(blockIdx.x), number = block / p.num_kv_heads;
+    const AttnStart* from = ptr<const AttnStart>(p.starts) + number;
     unit = load_table4(&from->tile), rows = load_table4(&from->request), pages = load_table4(&from->pages_begin);
     page = load_table(&from->pages[threadIdx.x % kStartPages]);
+    kv_head = block - number * p.num_kv_heads;
+  }
+
+  __device__ __forceinline__ bool has_unit() const { return unit.y >= 0; }
+  __device__ __forceinline__ int begin() const { return unit.z; }
+  __device__ __forceinline__ int end() const { return unit.w; }
+
+  // The end of the unit's first segment: of the whole tiles whose page ids are here, at most a segment; begin() where there is none.
+  template <class C>
+  __device__ __forceinline__ int first_segment_end(const AttnParams& p) const {
+    const int64_t end_of_pages = static_cast<int64_t>(page_of(p.page_magic, p.page_shift, begin()) + pages.w) * p.page_size;
+    int until = end();
+    if (end_of_pages < until) until = begin() + max(static_cast<int>(end_of_pages) - begin(), 0) / C::kTile * C::kTile;
+    return min(until, begin() + C::kSegment);
   }
 };
+
+// By a warp: an arrival when all copies that it has started are there.
+__device__ __forceinline__ void publish(uint64_t* barrier) {
+  barrier_arrive_after_copies(barrier);
+  barrier_arrive(barrier);
+}
+
+// Eight dims of q for fp8 KV: two lanes' quadruples, as f16; their first pairs go to slots 2c, their second pairs to slots 2c + 8.
+template <class C>
+__device__ __forceinline__ void put_q_of_fp8(uint4 x, unsigned char* rows, int row, int chunk) {
+  using Q = typename C::Q;
+  const float2 a = unpack2<Q>(x.x), b = unpack2<Q>(x.y), c = unpack2<Q>(x.z), d = unpack2<Q>(x.w);
+  const int even = chunk & ~1, half = chunk % 2 * 8;
+  *reinterpret_cast<uint2*>(rows + C::QLayout::at(row, even) + half) = make_uint2(pack2<F16>(a.x, a.y), pack2<F16>(c.x, c.y));
+  *reinterpret_cast<uint2*>(rows + C::QLayout::at(row, even + 1) + half) = make_uint2(pack2<F16>(b.x, b.y), pack2<F16>(d.x, d.y));
+}
+
+// Copies a unit's rows of q, by a warp, 16 bytes a lane and step. fp8 KV: as f16, dims within 16 in the order in which bytes of K come
+// (see scores).
+template <class C>
+__device__ __forceinline__ void hand_out_q(const AttnParams& p, const Schedule<C>& schedule, unsigned unit, int kv_head, int q_begin, int q_len) {
+  constexpr int kChunks = C::kDq / 8;
+  unsigned char* rows = schedule.q(unit % Schedule<C>::kPlaces);
+  const int num = q_len * p.group_size * kChunks;
+#pragma unroll 1
+  for (int i = threadIdx.x % 32; i < num; i += 32) {
+    const int row = i / kChunks, chunk = i % kChunks;
+    const int token = q_len == 1 ? 0 : row / p.group_size, head = kv_head * p.group_size + row - token * p.group_size;
+    const uint16_t* from = ptr<const uint16_t>(p.q) + (q_begin + token) * p.q_stride_row + head * p.q_stride_head + chunk * 8;
+    if constexpr (C::kFp8) {
+      put_q_of_fp8<C>(*reinterpret_cast<const uint4*>(from), rows, row, chunk);
+    } else {
+      cp_async16(shared_address(rows) + C::QLayout::at(row, chunk), from);
+    }
+  }
+  publish(schedule.q_is_there(unit));
+}
 
 // The scheduling warp.
 template <class C>
@@ -103,7 +157,7 @@ struct Scheduler {
   const AttnParams& p;
   Schedule<C> schedule;
   int number = static_cast<int>(blockIdx.x);  // of the unit
-  unsigned num_segments = 0, num_units = 0;   // made; handed out
+  unsigned num_segments = 0, num_units = 0;   // made; begun
 
   // Takes units and hands them out until there are none.
   __device__ __forceinline__ void run(const Start& start) {
@@ -116,7 +170,7 @@ struct Scheduler {
         if (!unit.take_unit(p, number)) break;
         int begin, end;
         chunk_bounds(unit.facts, unit.chunk, begin, end);
-        hand_out(unit, begin, end, begin);
+        hand_out(unit, begin, end);
       }
     }
     wait_for_place();
@@ -134,32 +188,31 @@ struct Scheduler {
 
   __device__ __forceinline__ void wait_for_place() const { barrier_wait_idly(schedule.left(num_segments), Schedule<C>::parity(num_segments) ^ 1); }
 
-  // One arrival of the warp, when all copies are there.
-  static __device__ __forceinline__ void publish(uint64_t* barrier) {
-    barrier_arrive_after_copies(barrier);
-    barrier_arrive(barrier);
-  }
-
-  // The first unit begins with the tiles whose page ids came with it; what is left of it follows as usual.
+  // The first unit begins with the tiles whose page ids came with it, of which the first kStages are copied without being told to
+  // (see Loader::copy_first); what is left of it follows as usual. Its q is the finishing warp's.
   __device__ __forceinline__ bool hand_out_first(Cursor& unit, const Start& start) {
-    const int tile = start.unit.x, chunk = start.unit.y, begin = start.unit.z, end = start.unit.w, num_pages = start.pages.w;
+    const int begin = start.begin(), end = start.end();
     check_start(start);
-    if (chunk < 0) return false;
-    unit.tile = tile, unit.chunk = chunk, unit.kv_head = number % p.num_kv_heads;
+    if (!start.has_unit()) return false;
+    unit.tile = start.unit.x, unit.chunk = start.unit.y, unit.kv_head = start.kv_head;
     TileFacts& facts = unit.facts;
     facts.request = start.rows.x, facts.q_begin = start.rows.y, facts.q_len = start.rows.z, facts.q_pos = start.rows.w;
     facts.pages_begin = start.pages.x, facts.num_chunks = start.pages.y, facts.first_partial = start.pages.z;
-    const int64_t end_of_pages = static_cast<int64_t>(page_of(p.page_magic, p.page_shift, begin) + num_pages) * p.page_size;
-    int until = end;
-    if (end_of_pages < end) until = begin + max(static_cast<int>(end_of_pages) - begin, 0) / C::kTile * C::kTile;
-    until = min(until, begin + C::kSegment);
+    const int until = start.first_segment_end<C>(p);
+    num_units = 1;
     if (until > begin) {
       const int lane = threadIdx.x % 32;
-      if (lane < num_pages) schedule.pages(0)[lane] = start.page;
+      if (lane < start.pages.w) schedule.pages(0)[lane] = start.page;
       hand_out_segment(unit, begin, end, begin, until);
+      if (lane == 0) ask_early(schedule.segment(0));
     }
-    if (until == begin || until < end) hand_out(unit, begin, end, until);
+    if (until == begin || until < end) hand_out_rest(unit, begin, end, until);
     return true;
+  }
+
+  // Where the tile with which the next unit is asked for is one that is copied without being told to.
+  __device__ __forceinline__ void ask_early(const Segment& first) const {
+    if (first.ask_at >= first.begin && first.ask_at < first.begin + C::kStages * C::kTile) barrier_arrive(schedule.asked());
   }
 
   // Tests that the tables say the same of the first unit (checked flavour).
@@ -167,12 +220,12 @@ struct Scheduler {
 #ifdef ATTN_CHECKED
     Cursor unit;
     unit.init(p, 0);
-    bool is_same = unit.take_unit(p, number) == (start.unit.y >= 0);
-    if (is_same && start.unit.y >= 0) {
+    bool is_same = unit.take_unit(p, number) == start.has_unit();
+    if (is_same && start.has_unit()) {
       const TileFacts& t = unit.facts;
       int begin, end;
       chunk_bounds(t, unit.chunk, begin, end);
-      is_same = start.unit.x == unit.tile && start.unit.y == unit.chunk && start.unit.z == begin && start.unit.w == end &&
+      is_same = start.unit.x == unit.tile && start.unit.y == unit.chunk && start.begin() == begin && start.end() == end &&
                 start.rows.x == t.request && start.rows.y == t.q_begin && start.rows.z == t.q_len && start.rows.w == t.q_pos &&
                 start.pages.x == t.pages_begin && start.pages.y == t.num_chunks && start.pages.z == t.first_partial &&
                 start.pages.w >= 0 && start.pages.w <= kStartPages;
@@ -186,26 +239,35 @@ struct Scheduler {
     return left > kLastRounds * static_cast<int>(gridDim.x) ? kClaimAhead : kClaimAheadAtLast;
   }
 
-  // A unit from KV position `at` on: one segment at least.
-  __device__ __forceinline__ void hand_out(const Cursor& unit, int begin, int end, int at) {
+  // A unit; q after page ids, since it is needed once tiles are there.
+  __device__ __forceinline__ void hand_out(const Cursor& unit, int begin, int end) {
+    ++num_units;
+    const int until = min(begin + C::kSegment, end);
+    hand_out_with_pages(unit, begin, end, begin, until);
+    hand_out_q<C>(p, schedule, num_units - 1, unit.kv_head, unit.facts.q_begin, unit.facts.q_len);
+    if (until < end) hand_out_rest(unit, begin, end, until);
+  }
+
+  // The segments of a unit from KV position `at` on: one at least.
+  __device__ __forceinline__ void hand_out_rest(const Cursor& unit, int begin, int end, int at) {
     do {
       const int until = min(at + C::kSegment, end);
-      wait_for_place();
-      fetch_pages(unit.facts, at, until);
-      hand_out_segment(unit, begin, end, at, until);
+      hand_out_with_pages(unit, begin, end, at, until);
       at = until;
     } while (at < end);
   }
 
-  // Its page ids are there or on their way. q comes after them: it is needed once tiles are there.
+  __device__ __forceinline__ void hand_out_with_pages(const Cursor& unit, int begin, int end, int at, int until) {
+    wait_for_place();
+    fetch_pages(unit.facts, at, until);
+    hand_out_segment(unit, begin, end, at, until);
+  }
+
+  // Its page ids are there or on their way.
   __device__ __forceinline__ void hand_out_segment(const Cursor& unit, int begin, int end, int at, int until) {
     if (threadIdx.x % 32 == 0) describe(unit, begin, end, at, until);
     publish(schedule.made(num_segments));
     ++num_segments;
-    if (at != begin) return;
-    fetch_q(unit, num_units % Schedule<C>::kPlaces);
-    publish(schedule.q_is_there(num_units));
-    ++num_units;
   }
 
   __device__ __forceinline__ void fetch_pages(const TileFacts& facts, int begin, int end) const {
@@ -213,33 +275,6 @@ struct Scheduler {
     const int first = page_of(p.page_magic, p.page_shift, begin), last = page_of(p.page_magic, p.page_shift, end - 1);
     int* to = schedule.pages(num_segments);
     for (int i = threadIdx.x % 32; first + i <= last; i += 32) fetch_page<kKernelDecode>(p, facts.pages_begin + first + i, to + i);
-  }
-
-  // Rows of q, 16 bytes a lane and step. fp8 KV: as f16, dims within 16 in the order in which bytes of K come (see scores).
-  __device__ __forceinline__ void fetch_q(const Cursor& unit, int place) const {
-    constexpr int kChunks = C::kDq / 8;
-    unsigned char* rows = schedule.q(place);
-    const int num = unit.facts.q_len * p.group_size * kChunks;
-#pragma unroll 1
-    for (int i = threadIdx.x % 32; i < num; i += 32) {
-      const int row = i / kChunks, chunk = i % kChunks;
-      const int token = row / p.group_size, head = unit.kv_head * p.group_size + row - token * p.group_size;
-      const uint16_t* from = ptr<const uint16_t>(p.q) + (unit.facts.q_begin + token) * p.q_stride_row + head * p.q_stride_head + chunk * 8;
-      if constexpr (C::kFp8) {
-        put_q_of_fp8(*reinterpret_cast<const uint4*>(from), rows, row, chunk);
-      } else {
-        cp_async16(shared_address(rows) + C::QLayout::at(row, chunk), from);
-      }
-    }
-  }
-
-  // Eight dims are two lanes' quadruples: their first pairs go to slots 2c, their second pairs to slots 2c + 8.
-  static __device__ __forceinline__ void put_q_of_fp8(uint4 x, unsigned char* rows, int row, int chunk) {
-    using Q = typename C::Q;
-    const float2 a = unpack2<Q>(x.x), b = unpack2<Q>(x.y), c = unpack2<Q>(x.z), d = unpack2<Q>(x.w);
-    const int even = chunk & ~1, half = chunk % 2 * 8;
-    *reinterpret_cast<uint2*>(rows + C::QLayout::at(row, even) + half) = make_uint2(pack2<F16>(a.x, a.y), pack2<F16>(c.x, c.y));
-    *reinterpret_cast<uint2*>(rows + C::QLayout::at(row, even + 1) + half) = make_uint2(pack2<F16>(b.x, b.y), pack2<F16>(d.x, d.y));
   }
 
   __device__ __forceinline__ void describe(const Cursor& unit, int begin, int end, int at, int until) const {
@@ -251,8 +286,7 @@ struct Scheduler {
     to.ask_at = until < end ? -1 : max(at, begin + ((end - begin + C::kTile - 1) / C::kTile - claim_ahead(unit)) * C::kTile);
     to.begin = at, to.end = until, to.first_page_idx = page_of(p.page_magic, p.page_shift, at);
     to.is_first = at == begin, to.is_last = until == end;
-    const unsigned number_of_unit = num_units - (at == begin ? 0 : 1);  // q of a unit comes with its first segment
-    to.q_place = number_of_unit % Schedule<C>::kPlaces, to.q_parity = Schedule<C>::parity(number_of_unit);
+    to.q_place = (num_units - 1) % Schedule<C>::kPlaces, to.q_parity = Schedule<C>::parity(num_units - 1);
     to.tile = unit.tile, to.q_pos = t.q_pos;
     to.unmasked_begin = max(begin, of_last.first), to.unmasked_end = min(end - 1, of_first.last) + 1;
   }

@@ -39,3 +39,17 @@ __device__ __forceinline__ void ldmatrix4_trans(uint32_t (&r)[4], uint32_t share
                : "r"(shared)
                : "memory");
 }
+
+// The transposed of an 8 x 8 matrix of 16-bit elements: lane l has words (g, 2c), (g, 2c + 1) before and after; PTX movmatrix, which
+// text for older drivers does without.
+__device__ __forceinline__ uint32_t transpose8(uint32_t x) {
+#if __CUDA_ARCH__ >= 900
+  uint32_t r;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(x));
+  return r;
+#else
+  const int lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
+  const uint32_t even = __shfl_sync(~0u, x, 8 * c + g / 2), odd = __shfl_sync(~0u, x, 8 * c + 4 + g / 2);
+  return __byte_perm(even, odd, g % 2 == 0 ? 0x5410 : 0x7632);
+#endif
+}

@@ -127,3 +127,16 @@ __device__ __forceinline__ float warp_max(float x) {
   for (int lanes = 16; lanes > 0; lanes /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, lanes));
   return x;
 }
+
+// Over the lanes that share l % 4: the rows of a C fragment's columns, see mma.cuh.
+__device__ __forceinline__ float column_max(float x) {
+#pragma unroll
+  for (int lanes = 4; lanes < 32; lanes *= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, lanes));
+  return x;
+}
+
+__device__ __forceinline__ float column_sum(float x) {
+#pragma unroll
+  for (int lanes = 4; lanes < 32; lanes *= 2) x += __shfl_xor_sync(~0u, x, lanes);
+  return x;
+}

@@ -15,13 +15,6 @@ __device__ __forceinline__ void store_out4(const AttnParams& p, int row, int hea
   }
 }
 
-// Two of them.
-template <class T>
-__device__ __forceinline__ void store_out2(const AttnParams& p, int row, int head, int d, float x, float y) {
-  const int64_t at = row * p.out_stride_row + head * p.out_stride_head + d;
-  *reinterpret_cast<uint32_t*>(ptr<uint16_t>(p.out) + at) = pack2<T>(x, y);
-}
-
 __device__ __forceinline__ void store_lse(const AttnParams& p, int row, int head, float lse) {
   if (p.lse != 0) ptr<float>(p.lse)[static_cast<int64_t>(row) * p.num_qo_heads + head] = lse;
 }

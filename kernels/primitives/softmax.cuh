@@ -16,6 +16,9 @@ __device__ __forceinline__ float next_maximum(float m_old, float m_new, float c)
   return (m_new - m_old) * c <= 8.0f ? m_old : m_new;  // m_old = -inf: the new one, also where that is -inf
 }
 
+// Whether next_maximum may be another than the old one because of a score of `m_new`, the old maximum or a larger one.
+__device__ __forceinline__ bool may_change_maximum(float m_old, float m_new, float c) { return (m_new - m_old) * c > 8.0f; }
+
 // Factor for sums relative to `from` when they become relative to `to`; 0 for a row that has seen nothing.
 __device__ __forceinline__ float rescale_factor(float from, float to, float c) {
   return from == to ? 1.0f : exp2_approx((from - to) * c);
