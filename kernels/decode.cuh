@@ -95,8 +95,7 @@ __device__ __forceinline__ float exponent_scale(const AttnParams& p) {
 }
 
 // Products are made the other way round, K Q^T and V^T P^T, since a product has 16 rows but 8 columns: tokens, then dims, are the rows,
-// and up to 8 rows of a unit the columns. Units of more have two products of each fragment of K and V (kHalves); a row's bits are the
-// same in either.
+// and up to 8 rows of a unit the columns. Units of more have two products of each fragment of K and V (kHalves).
 
 // Where a lane's rows of B fragments of q are: two dims of 8 for the first 8 rows of the unit and for the others.
 template <class C>

@@ -45,12 +45,6 @@ __device__ __forceinline__ int load_acquire(const int* p) {
 
 __device__ __forceinline__ uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 
-__device__ __forceinline__ uint2 load_shared2(uint32_t address) {
-  uint2 x;
-  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(address));
-  return x;
-}
-
 __device__ __forceinline__ uint4 load_shared4(uint32_t address) {
   uint4 x;
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(address) : "memory");
@@ -66,10 +60,6 @@ __device__ __forceinline__ uint64_t evict_last_policy() {
   uint64_t policy;
   asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
   return policy;
-}
-
-__device__ __forceinline__ void store_kept(float2* to, float2 x, uint64_t policy) {
-  asm volatile("st.global.L2::cache_hint.v2.f32 [%0], {%1, %2}, %3;" ::"l"(to), "f"(x.x), "f"(x.y), "l"(policy) : "memory");
 }
 
 __device__ __forceinline__ void store_kept(float4* to, float4 x, uint64_t policy) {
