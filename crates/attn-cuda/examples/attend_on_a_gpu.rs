@@ -16,17 +16,23 @@ use kvpool::{Dtype, KvDtype, KvFormat, KvLayout, KvShape, PageSize, Slot};
 
 const HEADS: HeadShape = HeadShape::new(8, 2, 64);
 const PAGE_SIZE: usize = 16;
-/// Pages of the request, in its order: anywhere in a pool of 16.
+const NUM_PAGES: u32 = 16;
+/// Pages of the request, in its order: anywhere in the pool.
 const PAGES: [i32; 7] = [9, 2, 14, 0, 7, 11, 5];
 const PROMPT_LEN: usize = 100;
 
-/// A tensor of one value: `[rows, heads, head_dim]` in bf16.
+fn page_size() -> Result<PageSize, Box<dyn Error>> {
+    Ok(PageSize::new(u32::try_from(PAGE_SIZE)?)?)
+}
+
+/// A tensor of one value: bf16 `[rows, heads, head_dim]`.
 fn constant(gpu: &CudaDevice, shape: [usize; 3], value: f32) -> Result<DeviceBuffer, Box<dyn Error>> {
     let bytes = bf16::from_f32(value).to_le_bytes().repeat(shape.iter().product());
     Ok(DeviceBuffer::from_bytes(&gpu.device, &bytes, "a tensor")?)
 }
 
-/// The next `num_rows` tokens of the request, whose KV is appended to that of `cached` tokens; their outputs.
+/// Attends with the next `num_rows` tokens of the request, whose KV is appended to that of `cached` tokens; returns their
+/// outputs, `[num_rows, 8, 64]`.
 fn attend(
     backend: &mut CudaBackend,
     cache: &mut CudaKv,
@@ -51,7 +57,7 @@ fn attend(
         slot_mapping: Some(&slots),
         custom_mask: None,
     };
-    let pool = PoolShape { num_pages: 16, page_size: PageSize::new(16)? };
+    let pool = PoolShape { num_pages: NUM_PAGES, page_size: page_size()? };
     let step = backend.prepare_metadata(&Batch::from_raw(pool, &raw)?)?;
     print!("{}", backend.explain(&step)?);
 
@@ -84,21 +90,21 @@ fn main() -> Result<(), Box<dyn Error>> {
             return Ok(());
         }
     };
-    println!("{}: {} of them", driver.library, driver.num_devices);
+    println!("GPUs that {} shows: {}", driver.library, driver.num_devices);
 
     let gpu = CudaDevice::open(0)?;
-    let page_size = PageSize::new(16)?;
+    let page_size = page_size()?;
     let layer = Layer::new(LayerParams::causal(HEADS))?;
     let model = Arc::new(ModelSpec::new(vec![layer], Dtype::Bf16, KvDtype::Bf16, page_size)?);
     let limits = BatchLimits { max_rows: 128, max_requests: 1, max_kv_len: 112 };
     let mut backend = CudaBackend::new(&BackendConfig { model, limits, device: gpu.clone() })?;
-    let shape = KvShape { num_pages: 16, page_size, num_kv_heads: 2, head_dim_k: 64, head_dim_v: 64 };
+    let shape = KvShape { num_pages: NUM_PAGES, page_size, num_kv_heads: 2, head_dim_k: 64, head_dim_v: 64 };
     let mut cache = CudaKv::new(&gpu.device, shape, KvLayout::Nhd, KvFormat::Bf16)?;
 
     let prefilled = attend(&mut backend, &mut cache, &gpu, 0, PROMPT_LEN)?;
     let decoded = attend(&mut backend, &mut cache, &gpu, PROMPT_LEN, 1)?;
     // All values are 0.25, so every mean of them is.
     assert!(prefilled.iter().chain(&decoded).all(|x| *x == 0.25), "a mean of 0.25");
-    println!("{} rows prefilled, {} decoded", prefilled.len() / 512, decoded.len() / 512);
+    println!("{PROMPT_LEN} tokens prefilled and one decoded, all means as they should be");
     Ok(())
 }
