@@ -8,9 +8,9 @@ use attn_metadata::{
     CaptureError, CaptureLimits, CreateError, Host, HostDevice, Io, Lse, ModelSpec, PLAIN, PoolShape, PrepareError,
     Prepared, Reason, Role, RunError, Steps, check_batch, check_io,
 };
-use attn_reference::cpu::{self, CpuBackend, Isa};
+use attn_reference::cpu::{self, CpuBackend, Isa, start_threads};
 use kvpool::{HostKv, HostTensor, HostTensorMut};
-use rayon::{ThreadPool, ThreadPoolBuilder};
+use rayon::ThreadPool;
 
 use crate::absorbed::Absorbed;
 use crate::expanded::{Expanded, ExpandedCall};
@@ -115,13 +115,9 @@ impl MlaBackend {
         let unsupported = |reasons| CreateError::Unsupported { backend: NAME, reasons };
         let capabilities = available(&config.device).map_err(|reason| unsupported(vec![reason]))?;
         capabilities.supports_model(&config.model).map_err(unsupported)?;
-        let pool = Arc::new(
-            ThreadPoolBuilder::new()
-                .num_threads(config.device.num_threads.unwrap_or(0))
-                .thread_name(|i| format!("attn-mla-{i}"))
-                .build()
-                .map_err(|source| CreateError::Environment { backend: NAME, source: Box::new(source) })?,
-        );
+        let pool = start_threads(config.device.num_threads, NAME)
+            .map_err(|source| CreateError::Environment { backend: NAME, source: Box::new(source) })?;
+        let pool = Arc::new(pool);
         let model = Arc::clone(&config.model);
         let is_latent = |layer: &usize| model.layers()[*layer].family_as::<MlaFamily>().is_some();
         let (latent, plain): (Vec<usize>, Vec<usize>) = (0..model.layers().len()).partition(is_latent);

@@ -9,13 +9,14 @@ use attn_metadata::{
     PrepareError, Prepared, Reason, Role, RunError, SizeRule, Steps, SubBatch, check_batch, check_io,
 };
 use kvpool::{Dtype, KvDtype, Slot};
-use rayon::{ThreadPool, ThreadPoolBuilder};
+use rayon::ThreadPool;
 
 use super::isa::Isa;
 use super::layer::LayerCall;
 use super::output::Output;
 use super::schedule::Schedule;
 use super::scratch::{Dims, RowStates, Scratch};
+use super::threads::start_threads;
 use super::unit::{CHUNK_LEN, UNIT_ROWS};
 
 /// Its name in the registry.
@@ -166,10 +167,7 @@ impl CpuBackend {
     /// # Errors
     /// As [`CpuBackend::new`].
     pub fn with_isa(config: &BackendConfig<Host>, isa: Isa) -> Result<CpuBackend, CreateError> {
-        let pool = ThreadPoolBuilder::new()
-            .num_threads(config.device.num_threads.unwrap_or(0))
-            .thread_name(|i| format!("attn-cpu-{i}"))
-            .build()
+        let pool = start_threads(config.device.num_threads, NAME)
             .map_err(|source| CreateError::Environment { backend: NAME, source: Box::new(source) })?;
         CpuBackend::with_pool(config, isa, Arc::new(pool))
     }

@@ -23,6 +23,7 @@ mod queries;
 mod schedule;
 mod scratch;
 mod softmax;
+mod threads;
 pub mod tiles;
 mod unit;
 
@@ -33,3 +34,4 @@ pub use backend::{CpuBackend, entry};
 pub use isa::Isa;
 pub use matmul::{PackedRows, PackedWeights};
 pub use output::Output;
+pub use threads::start_threads;

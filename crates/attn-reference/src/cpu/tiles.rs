@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::Mutex;
 
 use kvpool::{HostKv, HostTensor};
-use rayon::{ThreadPool, ThreadPoolBuildError, ThreadPoolBuilder};
+use rayon::{ThreadPool, ThreadPoolBuildError};
 
 use super::isa::Isa;
 use super::layer::share_out;
@@ -20,6 +20,7 @@ use super::qk::{ScoreRow, Scores};
 use super::queries::{PackQueries, QueryVectors};
 use super::scratch::{Dims, RowStates, Scratch};
 use super::softmax::OnlineSoftmax;
+use super::threads::start_threads;
 use super::unit::{STREAM_KEYS, STREAM_ROWS, blocks};
 
 /// Most keys of a run.
@@ -290,8 +291,7 @@ impl Workers {
     /// # Errors
     /// Where threads cannot be started.
     pub fn new(isa: Isa, num_threads: Option<usize>, name: &'static str) -> Result<Self, ThreadPoolBuildError> {
-        let pool = ThreadPoolBuilder::new().num_threads(num_threads.unwrap_or(0));
-        let pool = pool.thread_name(move |i| format!("attn-{name}-{i}")).build()?;
+        let pool = start_threads(num_threads, name)?;
         let tiles = (0..pool.current_num_threads()).map(|_| Tile::new(isa)).collect();
         Ok(Self { isa, pool, tiles })
     }
