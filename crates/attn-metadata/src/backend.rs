@@ -75,7 +75,8 @@ pub trait AttentionBackend<S: Space>: Send {
     /// once warm. Makes earlier uncaptured steps stale.
     ///
     /// # Errors
-    /// [`PrepareError`]; the previous plan then stays valid.
+    /// [`PrepareError`]; the previous plan then stays valid, or, of a backend of several parts some of which had moved
+    /// on, is stale.
     fn prepare_metadata(&mut self, batch: &Batch) -> Result<Prepared, PrepareError>;
 
     /// Runs one layer: appends new KV where the batch says so, then attends. Writes every row of `out` (and of
@@ -94,7 +95,8 @@ pub trait AttentionBackend<S: Space>: Send {
     /// Sizes the buffers that captured graphs share. Makes earlier captured steps stale.
     ///
     /// # Errors
-    /// [`CaptureError`]; nothing is changed then.
+    /// [`CaptureError`]; nothing is changed then, or, of a backend of several parts some of which were changed, earlier
+    /// captured steps are stale.
     fn init_capture_graph(&mut self, limits: &CaptureLimits) -> Result<(), CaptureError>;
 
     /// A step to record calls of [`forward`](Self::forward) with, for a bucket. Until the first replay it stands for
@@ -108,7 +110,8 @@ pub trait AttentionBackend<S: Space>: Send {
     /// Missing requests and rows become padding.
     ///
     /// # Errors
-    /// [`CaptureError`]; the step then keeps its previous batch.
+    /// [`CaptureError`]; the step then keeps its previous batch, or, of a backend of several parts some of which had
+    /// moved on, is stale.
     fn prepare_for_replay(&mut self, step: &mut Prepared, batch: &Batch) -> Result<(), CaptureError>;
 }
 

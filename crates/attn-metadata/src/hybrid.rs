@@ -136,9 +136,12 @@ impl<S: Space> AttentionBackend<S> for HybridBackend<S> {
     }
 
     fn init_capture_graph(&mut self, limits: &CaptureLimits) -> Result<(), CaptureError> {
+        limits.validate()?;
         self.extend.init_capture_graph(limits)?;
         // Only the part that extends appends.
-        self.decode.init_capture_graph(&CaptureLimits { appends: false, ..limits.clone() })?;
+        let of_decode = CaptureLimits { appends: false, ..limits.clone() };
+        // Where this one refuses, what the other had captured is gone.
+        self.decode.init_capture_graph(&of_decode).inspect_err(|_| self.steps.invalidate_all_captured())?;
         self.steps.init_capture(limits)
     }
 
@@ -154,10 +157,18 @@ impl<S: Space> AttentionBackend<S> for HybridBackend<S> {
         check_batch(self.name(), batch, self.extend.model(), &BatchLimits::NONE, &self.capabilities)?;
         self.split(batch);
         let Self { extend, decode, steps, extend_batch, decode_batch, .. } = self;
-        steps.replay(step, batch, |parts, _| {
+        let mut has_moved = false;
+        let result = steps.replay(step, batch, |parts, _| {
             let parts = parts.as_mut().expect("a captured plan has parts");
             extend.prepare_for_replay(&mut parts.extend, extend_batch)?;
+            has_moved = true;
             decode.prepare_for_replay(&mut parts.decode, decode_batch)
+        });
+        // One part has the new batch and the other the old one: the step is neither's.
+        result.inspect_err(|_| {
+            if has_moved {
+                steps.invalidate_captured(step);
+            }
         })
     }
 }

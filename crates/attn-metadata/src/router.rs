@@ -141,8 +141,12 @@ impl<S: Space> AttentionBackend<S> for LayerRouter<S> {
     }
 
     fn init_capture_graph(&mut self, limits: &CaptureLimits) -> Result<(), CaptureError> {
-        self.parts.iter_mut().try_for_each(|part| part.init_capture_graph(limits))?;
-        self.steps.init_capture(limits)
+        limits.validate()?;
+        let Self { parts, steps, .. } = self;
+        let result = parts.iter_mut().try_for_each(|part| part.init_capture_graph(limits));
+        // What parts before the one that refuses had captured is gone.
+        result.inspect_err(|_| steps.invalidate_all_captured())?;
+        steps.init_capture(limits)
     }
 
     fn prepare_for_capture(&mut self, bucket: Bucket) -> Result<Prepared, CaptureError> {
@@ -153,8 +157,19 @@ impl<S: Space> AttentionBackend<S> for LayerRouter<S> {
     fn prepare_for_replay(&mut self, step: &mut Prepared, batch: &Batch) -> Result<(), CaptureError> {
         check_batch(self.name(), batch, &self.model, &BatchLimits::NONE, &self.capabilities)?;
         let Self { parts, steps, .. } = self;
-        steps.replay(step, batch, |tickets, _| {
-            parts.iter_mut().zip(tickets).try_for_each(|(part, ticket)| part.prepare_for_replay(ticket, batch))
+        let mut has_moved = false;
+        let result = steps.replay(step, batch, |tickets, _| {
+            parts.iter_mut().zip(tickets).try_for_each(|(part, ticket)| {
+                part.prepare_for_replay(ticket, batch)?;
+                has_moved = true;
+                Ok(())
+            })
+        });
+        // Some parts have the new batch and others the old one: the step is neither's.
+        result.inspect_err(|_| {
+            if has_moved {
+                steps.invalidate_captured(step);
+            }
         })
     }
 }

@@ -99,6 +99,16 @@ impl<P> Steps<P> {
         self.current = 0;
     }
 
+    /// Makes a captured ticket stale, for a backend that gave a part of its plan another batch and not the rest.
+    pub fn invalidate_captured(&mut self, step: &Prepared) {
+        self.captured.retain(|(number, _)| step.backend != self.backend || *number != step.generation);
+    }
+
+    /// Makes all captured tickets stale, for a backend that set up a part of itself anew and not the rest.
+    pub fn invalidate_all_captured(&mut self) {
+        self.captured.clear();
+    }
+
     /// The plan of a ticket.
     ///
     /// # Errors

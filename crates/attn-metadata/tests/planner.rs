@@ -5,9 +5,9 @@
 
 use std::collections::HashMap;
 
-use attn_metadata::plan::{Chunking, CutBy, Plan, PlanConfig, Sharing, Unit, workspace_requirement};
-use attn_metadata::{Batch, BatchLimits, HeadShape, PlanGroup, PoolShape, RawBatch};
-use kvpool::PageSize;
+use attn_metadata::plan::{Chunking, CutBy, Plan, PlanConfig, PlanReport, Sharing, Unit, workspace_requirement};
+use attn_metadata::{Batch, BatchLimits, HeadShape, Layer, LayerParams, ModelSpec, PlanGroup, PoolShape, RawBatch};
+use kvpool::{Dtype, KvDtype, PageSize};
 use proptest::prelude::*;
 
 /// A batch of (q_len, kv_len) with one page each, and some padding rows.
@@ -442,5 +442,32 @@ fn tiles_of_an_unfilled_last_round_are_cut_short() {
     assert!(long_tiles(&[(48 * 33, 18_432)], None, 16).iter().all(|len| *len == 48));
     for (lens, window) in [(&[(4096, 4096); 2][..], None), (&prompts, Some(1024)), (&[(100, 20_000); 70], None)] {
         assert_eq!(long_tiles(lens, window, 16), long_tiles(lens, window, 48), "{lens:?}");
+    }
+}
+
+#[test]
+fn explained_pairs_are_those_that_rows_see() {
+    let model = |group: &PlanGroup| {
+        let params =
+            LayerParams { causal: group.causal, window_left: group.window_left, ..LayerParams::causal(group.heads) };
+        let layer = Layer::new(params).unwrap();
+        ModelSpec::new(vec![layer], Dtype::F32, KvDtype::F32, PageSize::new(1 << 20).unwrap()).unwrap()
+    };
+    let lens = [(504, 504), (30, 100), (5, 3), (1, 70), (0, 9)];
+    let config = PlanConfig {
+        tile_len: 504,
+        chunking: Chunking { by: CutBy::Request, chunk_len: 64, shortest: 64, max_q_len: 16 },
+        num_workers: 4,
+        sharing: Sharing::Even,
+        unit_overhead: 8,
+    };
+    for (causal, window_left) in [(true, None), (false, None), (true, Some(1)), (true, Some(40)), (false, Some(7))] {
+        let group = PlanGroup::plain(HeadShape::new(4, 2, 8), causal, window_left);
+        let batch = batch(&lens, 0);
+        let plan = plan_of(config, group, &batch);
+        let report = PlanReport::new("test", &model(&group), &batch, std::slice::from_ref(&plan), None);
+        let pairs: usize = naive(&lens, &group).values().map(Vec::len).sum::<usize>() / 2;
+        let flops = 2 * pairs as u64 * 4 * 16;
+        assert_eq!(report.groups[0].flops, flops, "causal {causal}, window_left {window_left:?}");
     }
 }

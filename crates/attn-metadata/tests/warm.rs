@@ -45,8 +45,8 @@ fn raw(tables: &Tables) -> RawBatch<'_> {
     }
 }
 
-#[test]
-fn batches_sub_batches_and_plans_do_not_allocate_once_warm() {
+/// Allocations and reallocations of warm steps.
+fn allocations_of_warm_steps() -> usize {
     let pool = PoolShape { num_pages: 1 << 16, page_size: PageSize::new(16).unwrap() };
     let config = PlanConfig {
         tile_len: 16,
@@ -70,5 +70,11 @@ fn batches_sub_batches_and_plans_do_not_allocate_once_warm() {
     let region = Region::new(ALLOCATOR);
     steps.iter().for_each(&mut step);
     let change = region.change();
-    assert_eq!((change.allocations, change.reallocations), (0, 0), "{change:?}");
+    change.allocations + change.reallocations
+}
+
+// What the test harness's own thread allocates meanwhile is counted too, so one of some attempts must do.
+#[test]
+fn batches_sub_batches_and_plans_do_not_allocate_once_warm() {
+    assert!((0..10).any(|_| allocations_of_warm_steps() == 0), "warm steps allocate");
 }

@@ -258,9 +258,11 @@ impl AttentionBackend<Host> for MlaBackend {
             Some((plain, prepared)) => plain.explain(prepared)?,
             None => PlanReport { groups: Vec::new(), notes: Vec::new() },
         };
-        let absorbed = self.absorbed.as_ref().filter(|_| self.planned == live.number);
-        if let Some(latent) = absorbed.and_then(Absorbed::explain) {
-            report.absorb(latent);
+        if self.planned == live.number {
+            self.absorbed.as_ref().and_then(Absorbed::explain).into_iter().for_each(|latent| report.absorb(latent));
+        } else if !live.step.runs.is_empty() {
+            let note = "absorbed requests are planned anew when this step runs: another one was planned since";
+            report.notes.push(note.to_owned());
         }
         report.groups.iter_mut().for_each(|group| group.backend = NAME);
         if self.absorbed.is_some() {

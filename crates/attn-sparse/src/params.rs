@@ -145,6 +145,11 @@ impl SparseParams {
         if num_kv_heads != 0 && !heads.num_qo_heads.is_multiple_of(num_kv_heads) {
             found.push(Constraint::QueryHeads { num_qo_heads: heads.num_qo_heads, num_kv_heads });
         }
+        let num_tokens =
+            u128::from(self.num_index_heads / num_kv_heads.max(1)) * u128::from(topk) * u128::from(block_size);
+        if num_tokens > u128::from(i32::MAX.unsigned_abs()) {
+            found.push(Constraint::Budget { topk, block_size, num_index_heads: self.num_index_heads, num_kv_heads });
+        }
         if !(self.index_scale.is_finite() && self.index_scale > 0.0) {
             found.push(Constraint::IndexScale { got: self.index_scale });
         }
@@ -176,6 +181,21 @@ pub enum Constraint {
         local_blocks: u32,
         /// The budget.
         topk: u32,
+    },
+    /// What the index heads of a KV head may select together must be tokens that an `i32` counts.
+    #[error(
+        "{topk} blocks of {block_size} tokens for each of {num_index_heads} index heads on {num_kv_heads} KV heads are more \
+         than 2147483647 tokens a KV head"
+    )]
+    Budget {
+        /// The budget.
+        topk: u32,
+        /// Tokens in a block.
+        block_size: u32,
+        /// Index heads.
+        num_index_heads: u32,
+        /// KV heads.
+        num_kv_heads: u32,
     },
     /// Index heads are shared out evenly over the KV heads.
     #[error("{num_index_heads} index heads are not divisible by {num_kv_heads} KV heads")]

@@ -22,9 +22,8 @@ pub struct BlockSelector {
 impl BlockSelector {
     /// A selector with these settings.
     #[must_use]
-    pub fn new(params: BlockParams) -> Self {
-        let room = params.topk as usize + 1;
-        Self { params, best: Vec::with_capacity(room), ids: Vec::with_capacity(room) }
+    pub const fn new(params: BlockParams) -> Self {
+        Self { params, best: Vec::new(), ids: Vec::new() }
     }
 
     /// Its settings.

@@ -2,8 +2,8 @@
 //!
 //! Invariant: the ids of a row are strictly ascending, below the row's number of units, and the tail is −1. So whoever
 //! attends needs no check, the only unit that may be partly visible comes last, and no id is met twice.
-//! A selection says for which rows it was made: it can be used again by another layer of the same step, and by nobody
-//! else.
+//! A selection says how much each of its rows sees: it can be used again by another layer of the same step, and by no batch
+//! whose rows see more or less. That a batch of other requests with the same lengths is not given it is the caller's.
 
 use std::num::NonZeroU32;
 

@@ -34,6 +34,11 @@ fn each_rule_of_the_method_is_named() {
     check(|p, _| (p.blocks.init_blocks, p.blocks.local_blocks) = (9, 8), forced);
     let overflow = Constraint::ForcedBlocks { init_blocks: u32::MAX, local_blocks: 1, topk: 16 };
     check(|p, _| p.blocks.init_blocks = u32::MAX, overflow);
+    // 2^31 tokens, one more than an `i32` counts; and "everything", which would be 2^32 blocks.
+    let budget = |topk, num_index_heads| Constraint::Budget { topk, block_size: 128, num_index_heads, num_kv_heads: 4 };
+    check(|p, _| p.blocks.topk = 1 << 24, budget(1 << 24, 4));
+    check(|p, _| (p.blocks.topk, p.num_index_heads) = (1 << 23, 8), budget(1 << 23, 8));
+    check(|p, _| p.blocks.topk = u32::MAX, budget(u32::MAX, 4));
     check(|p, _| p.num_index_heads = 6, Constraint::IndexHeads { num_index_heads: 6, num_kv_heads: 4 });
     // Fewer index heads than KV heads.
     check(|p, _| p.num_index_heads = 2, Constraint::IndexHeads { num_index_heads: 2, num_kv_heads: 4 });

@@ -4,13 +4,20 @@
 
 mod support;
 
-use attn_metadata::FamilyRef;
-use attn_metadata::{Batch, CreateError, HeadShape, Layer, LayerParams, PoolShape, RawBatch, RunError};
+use attn_metadata::{
+    AttentionBackend as _, Batch, Bucket, CaptureLimits, CreateError, FamilyRef, HeadShape, Layer, LayerParams, Lse,
+    PoolShape, RawBatch, RunError,
+};
+use attn_reference::cpu::Isa;
+use attn_reference::cpu::tiles::Workers;
+use attn_reference::verify::VerifyBackend;
+use attn_sparse::cpu::SparseAttend;
 use attn_sparse::plan::{DecodePlans, PlanError, PlanLimits};
+use attn_sparse::stage::{Attend as _, AttendInput, AttendOutput, Step};
 use attn_sparse::store::{NewRows, store};
 use attn_sparse::table::PageTable;
 use attn_sparse::{BlockParams, Fanout, Selection, SparseBackend, SparseFamily, SparseParams, Unit};
-use kvpool::{AppendError, HostTensor, KvDtype, PageSize, Slot};
+use kvpool::{AppendError, HostTensor, HostTensorMut, KvDtype, PageSize, Slot};
 use support::{Problem, Shape};
 
 const BLOCKS: BlockParams = BlockParams { block_size: 8, topk: 3, init_blocks: 1, local_blocks: 1 };
@@ -87,6 +94,58 @@ fn a_selection_that_cannot_be_shared_is_refused_at_creation() {
     assert_eq!(first, ["layer 0: there is no layer before it whose selection it could share"]);
     let other_blocks = refusal(vec![problem.layer(), shared_layer(&problem.shape, 4)]);
     assert_eq!(other_blocks, ["layer 1: it cannot share the selection of layer 0: blocks or heads differ"]);
+}
+
+/// Captured steps and the last other one are live at once; each is compared with the oracle's results for its own batch.
+#[test]
+fn a_step_is_compared_with_its_own_batch_whatever_was_prepared_since() {
+    let (one, other) = (Problem::new(shape(vec![(40, 3)]), 3), Problem::new(shape(vec![(30, 2), (9, 1)]), 4));
+    let inner = one.backend(&attn_sparse::entry());
+    let mut backend = VerifyBackend::new(inner, 1).with_families(one.backend(&attn_sparse::oracle_entry()));
+    let bucket = Bucket { num_requests: 4, num_rows: 8 };
+    let limits = CaptureLimits {
+        buckets: vec![bucket],
+        max_kv_len: 64,
+        num_pool_pages: other.batch.pool().num_pages,
+        appends: other.batch.slot_mapping().is_some(),
+    };
+    backend.init_capture_graph(&limits).unwrap();
+    let mut captured = backend.prepare_for_capture(bucket).unwrap();
+    let step = backend.prepare_metadata(&one.batch).unwrap();
+    backend.prepare_for_replay(&mut captured, &other.batch).unwrap();
+    one.forward(&mut backend, &step, 0, true).unwrap();
+    let report = backend.handle().report();
+    assert_eq!((report.layers[0].num_vectors, report.layers[0].num_anomalies), (3 * 6, 0), "{report:?}");
+}
+
+/// The third stage alone, with a selection and outputs of other shapes than its heads'.
+#[test]
+fn the_third_stage_names_what_does_not_fit() {
+    let problem = Problem::new(shape(vec![(20, 2)]), 5);
+    let mut workers = Workers::new(Isa::detect(), Some(1), "test").unwrap();
+    let mut attend = |fanout, rows: usize, num_lse: usize| {
+        let mut selection = Selection::new(Unit::block(8), fanout);
+        selection.reset_for(&problem.batch, 3);
+        let (mut out, mut lse) = (vec![0.0; rows * 6 * 16], vec![Lse::EMPTY; num_lse]);
+        let input = AttendInput {
+            q: HostTensor::packed(&problem.q[..], [2, 6, 16]).unwrap(),
+            cache: &problem.cache,
+            sm_scale: 0.25,
+        };
+        let output =
+            AttendOutput { out: HostTensorMut::packed(&mut out[..], [rows, 6, 16]).unwrap(), lse: Some(&mut lse[..]) };
+        let mut step = Step { batch: &problem.batch, num_rows: 2, workers: &mut workers };
+        let mut stage = SparseAttend::new(problem.shape.heads);
+        stage.attend(&mut step, &input, &selection, output).map_err(|error| error.to_string())
+    };
+    assert_eq!(attend(Fanout::per_kv_head(2), 2, 12), Ok(()));
+    assert_eq!(attend(Fanout::Shared, 2, 12), Ok(()));
+    for sets in [1, 3] {
+        let error = attend(Fanout::per_kv_head(sets), 2, 12).unwrap_err();
+        assert!(error.ends_with(&format!("or one for all, the selection has {sets}")), "{error}");
+    }
+    assert_eq!(attend(Fanout::Shared, 1, 12).unwrap_err(), "out is [1, 6, 16], [2, 6, 16] is needed");
+    assert_eq!(attend(Fanout::Shared, 2, 6).unwrap_err(), "lse is [1, 6, 1], [2, 6, 1] is needed");
 }
 
 #[test]

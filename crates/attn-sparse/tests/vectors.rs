@@ -81,5 +81,7 @@ fn broken_files_are_refused() {
     assert!(refusal("attn-sparse/minimax/1", "other").starts_with("schema \"other\""));
     assert_eq!(refusal("\"num_q_heads\":4", "\"num_q_heads\":5"), "case prefill_max_local1: q is 4, 5 is needed");
     assert_eq!(refusal("\"num_slots\":40", "\"num_slots\":39"), "case prefill_max_local1: k_cache is 40, 39 is needed");
+    let falls = refusal("\"cu_seqlens_q\":[0,", "\"cu_seqlens_q\":[0,4000,");
+    assert!(falls.starts_with("case prefill_max_local1: cu_seqlens_q is"), "{falls}");
     assert!(VectorFile::parse("{}").is_err());
 }

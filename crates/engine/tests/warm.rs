@@ -104,8 +104,7 @@ fn allocations_of_a_hundred_steps() -> usize {
 
 #[test]
 fn a_decoding_step_that_takes_no_page_does_not_allocate_once_warm() {
-    // What the test harness's own thread allocates meanwhile is counted too, so the best of some attempts counts. The
+    // What the test harness's own thread allocates meanwhile is counted too, so one of some attempts must do. The
     // backend's thread has run before the first step; this model gives it nothing to do.
-    let fewest = (0..10).map(|_| allocations_of_a_hundred_steps()).min();
-    assert_eq!(fewest, Some(0), "allocations of a hundred steps");
+    assert!((0..10).any(|_| allocations_of_a_hundred_steps() == 0), "warm steps allocate");
 }

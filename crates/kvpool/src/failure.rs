@@ -5,7 +5,7 @@
 ///
 /// Every call that has to take at least one page counts as one, however many it takes:
 /// [`crate::PagePool::lease`], [`crate::PagePool::lease_batch`], [`crate::Lease::extend`],
-/// [`crate::Lease::make_private`]. Run a scenario with the plans 0, 1, 2, … until one has not fired, and every place
+/// [`crate::Lease::make_private`], [`crate::PrefixCache::lease`]. Run a scenario with the plans 0, 1, 2, … until one has not fired, and every place
 /// that takes pages has failed once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FailurePlan {

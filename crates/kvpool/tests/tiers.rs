@@ -99,6 +99,29 @@ fn evicted_pages_come_back_with_their_bytes() {
     assert_eq!(counters.offloaded_pages, 12, "each page is copied to the host once");
 }
 
+/// Who holds the end of a cached run alone (behind a window, say) leaves its first pages to be given up, and with them all
+/// that hangs on them.
+#[test]
+fn inner_pages_move_to_the_host_too() {
+    let mut engine = Engine::new(8, 32);
+    // Pages 2 and 3 of 4 whole ones are held on; 0 and 1 are common to both prompts.
+    let _held = [1, 2].map(|label| engine.run(&prompt(label)).0.share(2..4).unwrap());
+    let (_, num_found) = engine.run(&[7, 8, 9, 10, 11, 12, 13, 14]);
+    assert_eq!(num_found, 0);
+    let counters = *engine.cache.tier_counters();
+    assert_eq!((counters.offloaded_pages, counters.refused_pages), (6, 0), "both prompts are on the host, whole");
+}
+
+#[test]
+fn both_tiers_have_one_clock() {
+    let mut engine = Engine::new(6, 5);
+    engine.cache.advance_clock(u64::MAX);
+    for label in (1..6).cycle().take(20) {
+        drop(engine.run(&prompt(label)));
+    }
+    assert!(engine.cache.host().counters().evicted_pages > 0);
+}
+
 #[test]
 fn a_full_tier_gives_up_its_own_pages() {
     let mut engine = Engine::new(6, 5);

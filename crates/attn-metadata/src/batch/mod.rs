@@ -85,7 +85,8 @@ impl Batch {
     /// A batch from raw tables. Engines that build one a step keep a batch and call [`set`](Self::set).
     ///
     /// # Errors
-    /// Every broken rule, see [`Violation`].
+    /// Broken rules, see [`Violation`]: those of requests and slots where the offset tables are sound, those of how slots
+    /// match the page table where all else is.
     pub fn from_raw(pool: PoolShape, raw: &RawBatch<'_>) -> Result<Self, BatchError> {
         let mut batch = Self::empty(pool);
         batch.set(raw)?;
@@ -95,7 +96,7 @@ impl Batch {
     /// Replaces the contents from raw tables, in one pass over them. Reuses memory.
     ///
     /// # Errors
-    /// Every broken rule, see [`Violation`]; the batch is then unchanged.
+    /// As [`from_raw`](Self::from_raw); the batch is then unchanged.
     pub fn set(&mut self, raw: &RawBatch<'_>) -> Result<(), BatchError> {
         let Checked { num_rows, num_used_rows } = self.validator.check(raw, self.pool)?;
         self.num_rows = num_rows;

@@ -33,20 +33,22 @@ impl<T> Default for Table<T> {
 #[derive(Debug)]
 pub(super) struct SharedTable<T> {
     current: Arc<Table<T>>,
+    /// Whether the current one is another's, who takes it back when nobody reads it any more.
+    is_borrowed: bool,
     /// Tables of earlier fillings.
     earlier: Vec<Arc<Table<T>>>,
 }
 
 impl<T> Default for SharedTable<T> {
     fn default() -> Self {
-        Self { current: Arc::default(), earlier: Vec::new() }
+        Self { current: Arc::default(), is_borrowed: false, earlier: Vec::new() }
     }
 }
 
 /// A copy reads the same table; it has no earlier ones.
 impl<T> Clone for SharedTable<T> {
     fn clone(&self) -> Self {
-        Self { current: Arc::clone(&self.current), earlier: Vec::new() }
+        Self { current: Arc::clone(&self.current), is_borrowed: true, earlier: Vec::new() }
     }
 }
 
@@ -57,15 +59,20 @@ impl<T: Copy> SharedTable<T> {
 
     /// Reads what `other` reads from now on.
     pub(super) fn share(&mut self, other: &Self) {
-        self.current = Arc::clone(&other.current);
+        let own = std::mem::replace(&mut self.current, Arc::clone(&other.current));
+        if !std::mem::replace(&mut self.is_borrowed, true) {
+            self.earlier.push(own);
+        }
     }
 
     /// Fills a table that nobody else reads.
     pub(super) fn fill(&mut self, from: &[T]) {
-        if Arc::get_mut(&mut self.current).is_none() {
-            match self.earlier.iter_mut().find_map(|table| Arc::get_mut(table).is_some().then_some(table)) {
-                Some(free) => std::mem::swap(free, &mut self.current),
-                None => self.earlier.push(std::mem::take(&mut self.current)),
+        if self.is_borrowed || Arc::get_mut(&mut self.current).is_none() {
+            let is_free = |table: &mut Arc<Table<T>>| Arc::get_mut(table).is_some();
+            let free = self.earlier.iter_mut().position(is_free).map(|at| self.earlier.swap_remove(at));
+            let before = std::mem::replace(&mut self.current, free.unwrap_or_default());
+            if !std::mem::replace(&mut self.is_borrowed, false) {
+                self.earlier.push(before);
             }
         }
         let table = Arc::get_mut(&mut self.current).expect("nobody else reads it");
@@ -145,6 +152,18 @@ mod tests {
             table.fill(&[i]);
         }
         assert_eq!(table.earlier.len(), 1, "one reader needs one table more");
+    }
+
+    #[test]
+    fn tables_that_are_handed_back_and_forth_do_not_pile_up() {
+        let (mut a, mut b) = (SharedTable::default(), SharedTable::default());
+        for i in 0..100 {
+            b.share(&a);
+            b.fill(&[i]);
+            a.fill(&[-i]);
+            assert_eq!((a.get(), b.get()), (&[-i][..], &[i][..]));
+        }
+        assert!(a.earlier.len() <= 1 && b.earlier.len() <= 1, "{} and {}", a.earlier.len(), b.earlier.len());
     }
 
     /// Seen to be dropped by the count of its owners.

@@ -1,4 +1,5 @@
-//! The one place where raw tables are checked: one pass over them, every broken rule reported.
+//! The one place where raw tables are checked: one pass over them, every broken rule reported that can be looked at:
+//! requests only over sound offset tables, how slots match the page table only where all else is sound.
 //!
 //! Reads nothing that the tables do not reference, indexes nothing unchecked, and never panics, whatever the input.
 //! Keeps its scratch, so that checking a warm batch does not allocate.

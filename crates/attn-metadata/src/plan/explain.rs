@@ -151,7 +151,7 @@ fn group_report(
     roofline: Option<&Roofline>,
 ) -> GroupReport {
     let group = plan.group();
-    let (pairs, kv_tokens) = visible_work(plan);
+    let (pairs, kv_tokens) = visible_work(plan, batch);
     let heads = group.heads;
     let q_rows: u64 = batch.requests().iter().map(|r| u64::from(r.q_len)).sum();
     let widths = u64::from(heads.head_dim_qk + heads.head_dim_vo);
@@ -188,7 +188,7 @@ fn predict(roofline: &Roofline, bytes: u64, flops: u64) -> f64 {
 
 /// Visible (query, key) pairs, and KV tokens that each request's queries see together. Custom masks are not counted
 /// out: their pairs are computed all the same.
-fn visible_work(plan: &Plan) -> (u64, u64) {
+fn visible_work(plan: &Plan, batch: &Batch) -> (u64, u64) {
     let (mut pairs, mut kv_tokens) = (0u64, 0u64);
     let group = plan.group();
     for tiles in plan.tiles().chunk_by(|a, b| a.request == b.request) {
@@ -196,13 +196,14 @@ fn visible_work(plan: &Plan) -> (u64, u64) {
         let end = tiles.iter().map(|t| t.kv_end).max().unwrap_or(0);
         kv_tokens += u64::from(end.saturating_sub(begin));
         for tile in tiles {
-            // Row i of a causal tile ends i' = q_len - 1 - i keys earlier than the last one, and under a window
-            // starts i keys later than the first one.
-            let span = u64::from(tile.kv_end - tile.kv_begin);
-            for row in 0..u64::from(tile.q_len) {
-                let cut_end = if group.causal { u64::from(tile.q_len) - 1 - row } else { 0 };
-                let cut_begin = if group.window_left.is_some() && tile.kv_begin > 0 { row } else { 0 };
-                pairs += span.saturating_sub(cut_end).saturating_sub(cut_begin);
+            let request = &batch.requests()[tile.request as usize];
+            for row in tile.q_begin..tile.q_begin + tile.q_len {
+                let position = request.position(row);
+                let first = group.window_left.map_or(0, |window| position - i64::from(window));
+                let last = if group.causal { position } else { i64::from(request.kv_len) - 1 };
+                let first = first.max(i64::from(tile.kv_begin));
+                let end = (last + 1).min(i64::from(tile.kv_end));
+                pairs += (end - first).max(0).unsigned_abs();
             }
         }
     }

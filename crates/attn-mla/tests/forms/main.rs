@@ -6,7 +6,7 @@
 
 mod problem;
 
-use attn_metadata::{AttentionBackend as _, LayerParams, Reason};
+use attn_metadata::{AttentionBackend as _, Bucket, CaptureLimits, LayerParams, Reason};
 use attn_mla::{Form, MlaBackend, MlaFamily, MlaWidths, oracle};
 use attn_reference::oracle::OracleOutput;
 use kvpool::KvFormat;
@@ -183,6 +183,23 @@ fn the_cheaper_form_is_taken_request_by_request_and_explained() {
     assert_eq!(out[..row], absorbed[..row]);
     assert_eq!(out[row..401 * row], expanded[row..401 * row]);
     assert_eq!(out[401 * row..], absorbed[401 * row..]);
+}
+
+#[test]
+fn a_live_step_is_explained_after_another_one_was_planned() {
+    let problem = Problem::new(&Case::new(16, &[(1, 300)]));
+    let mut backend = MlaBackend::new(&problem.config(1)).unwrap();
+    let (bucket, pool) = (Bucket::decode(2), problem.batch.pool());
+    let appends = problem.batch.slot_mapping().is_some();
+    let limits = CaptureLimits { buckets: vec![bucket], max_kv_len: 512, num_pool_pages: pool.num_pages, appends };
+    backend.init_capture_graph(&limits).unwrap();
+    let mut captured = backend.prepare_for_capture(bucket).unwrap();
+    let step = backend.prepare_metadata(&problem.batch).unwrap();
+    assert_eq!(backend.explain(&step).unwrap().groups.len(), 1);
+    backend.prepare_for_replay(&mut captured, &problem.batch).unwrap();
+    let report = backend.explain(&step).unwrap();
+    let is_said = report.notes.iter().any(|note| note.contains("planned anew when this step runs"));
+    assert!(report.groups.is_empty() && is_said, "{report}");
 }
 
 #[test]

@@ -36,13 +36,13 @@ impl AlignedFloats {
         assert!(is_made, "no memory for {len} floats");
     }
 
-    /// Room for `len` floats; what was there is gone where it grows. False where there is no such memory.
+    /// Room for `len` floats; values are gone where it grows. False where there is no such memory: the room is as it was.
     pub(crate) fn make_room(&mut self, len: usize) -> bool {
         self.len >= len || with_spare(len).any(|len| self.replace(len))
     }
 
+    /// False, with what there was, where there is no such memory: the live plan's is kept.
     fn replace(&mut self, len: usize) -> bool {
-        *self = Self::default();
         let Some(len) = len.checked_next_multiple_of(LINE) else { return false };
         let Ok(floats) = try_zeroed_vec::<f32>(len.saturating_add(LINE - 1)) else { return false };
         let begin = floats.as_ptr().align_offset(LINE * size_of::<f32>());
@@ -92,12 +92,12 @@ fn with_spare(len: usize) -> impl Iterator<Item = usize> {
     [len.saturating_add(len / 2), len].into_iter()
 }
 
-/// Replaces a vector that is too short by one of zeros. The system zeroes a page when it is first touched, not here.
+/// Replaces a vector that is too short by one of zeros, and leaves it where there is no such memory. The system zeroes a
+/// page when it is first touched, not here.
 fn make_room<T: Zeroable>(buffer: &mut Vec<T>, len: usize) -> bool {
     if buffer.len() >= len {
         return true;
     }
-    *buffer = Vec::new();
     let made = with_spare(len).find_map(|len| try_zeroed_vec(len).ok());
     made.map(|made| *buffer = made).is_some()
 }
@@ -121,8 +121,8 @@ impl RowStates {
         self.out.grow(rows * width);
     }
 
-    /// Makes room for a plan's partial states, whose number only its batch bounds; what was there is gone where it
-    /// grows. False where there is no such memory.
+    /// Makes room for a plan's partial states, whose number only its batch bounds; values are gone where it grows. False
+    /// where there is no such memory: there is room for as many rows as before.
     pub(crate) fn make_room(&mut self, rows: usize, width: usize) -> bool {
         make_room(&mut self.max, rows)
             && make_room(&mut self.sum, rows)
@@ -265,5 +265,8 @@ mod tests {
     fn room_beyond_memory_is_refused() {
         assert!(!RowStates::default().make_room(usize::MAX, 16));
         assert!(!RowStates::default().make_room(1 << 44, 1 << 10));
+        let mut states = RowStates::default();
+        assert!(states.make_room(100, 16) && !states.make_room(1 << 44, 1 << 10));
+        assert_eq!((states.max.len().min(states.sum.len()) >= 100, states.out.get(1600).len()), (true, 1600), "kept");
     }
 }

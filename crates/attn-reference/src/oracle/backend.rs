@@ -103,10 +103,7 @@ impl AttentionBackend<Host> for OracleBackend {
 
     fn prepare_metadata(&mut self, batch: &Batch) -> Result<Prepared, PrepareError> {
         check_batch(self.name, batch, &self.model, &self.limits, &self.capabilities)?;
-        let bytes = needed_bytes(batch, &self.model);
-        if self.memory_bytes.is_some_and(|limit| bytes > limit) {
-            return Err(PrepareError::OutOfMemory { what: "its float64 copies", bytes });
-        }
+        check_memory(batch, &self.model, self.memory_bytes)?;
         self.steps.prepare(batch, |kept| {
             copy_batch(batch, kept);
             Ok(())
@@ -149,13 +146,22 @@ impl AttentionBackend<Host> for OracleBackend {
     }
 
     fn prepare_for_replay(&mut self, step: &mut Prepared, batch: &Batch) -> Result<(), CaptureError> {
-        let Self { name, steps, model, capabilities, .. } = self;
+        let Self { name, steps, model, capabilities, memory_bytes, .. } = self;
         steps.replay(step, batch, |kept, _| {
             check_batch(name, batch, model, &BatchLimits::NONE, capabilities)?;
+            check_memory(batch, model, *memory_bytes)?;
             copy_batch(batch, kept);
             Ok(())
         })
     }
+}
+
+fn check_memory(batch: &Batch, model: &ModelSpec, limit: Option<u64>) -> Result<(), PrepareError> {
+    let bytes = needed_bytes(batch, model);
+    if limit.is_some_and(|limit| bytes > limit) {
+        return Err(PrepareError::OutOfMemory { what: "its float64 copies", bytes });
+    }
+    Ok(())
 }
 
 /// Bytes that a call takes, for whichever layer takes most.

@@ -7,7 +7,9 @@ use kvpool::{Dtype, HostTensor, HostTensorMut};
 /// A backend made for the same model that runs each family's layers on its oracle.
 pub(super) struct FamilyOracle {
     backend: BoxedBackend<Host>,
-    /// The sampled step, where the oracle could prepare it.
+    /// The number of the sample that the oracle was asked to prepare last.
+    sample: u64,
+    /// Its step, where the oracle could prepare it.
     step: Option<Prepared>,
     out: Rows,
     side_out: Rows,
@@ -42,18 +44,22 @@ fn sized<T: Clone + Default>(data: &mut Vec<T>, len: usize) -> &mut [T] {
 
 impl FamilyOracle {
     pub(super) fn new(backend: BoxedBackend<Host>) -> Self {
-        Self { backend, step: None, out: Rows::default(), side_out: Rows::default(), lse: Vec::new() }
+        Self { backend, sample: 0, step: None, out: Rows::default(), side_out: Rows::default(), lse: Vec::new() }
     }
 
-    /// Prepares a sampled batch, which attends only.
-    pub(super) fn prepare(&mut self, batch: &Batch) {
-        self.step = self.backend.prepare_metadata(batch).ok();
+    /// Prepares the batch of a sample, which attends only, unless it is the one prepared last: captured steps and the
+    /// last other one are all live, and run in any order.
+    pub(super) fn prepare(&mut self, sample: u64, batch: &Batch) {
+        if self.sample != sample {
+            self.sample = sample;
+            self.step = self.backend.prepare_metadata(batch).ok();
+        }
     }
 
-    /// Outputs and LSEs `[rows, heads, width]`, `[rows, heads]` of a layer over the caches as they are; `None` where
-    /// the oracle refuses the step or the call.
+    /// Outputs and LSEs `[rows, heads, width]`, `[rows, heads]` of a layer over the caches as they are, of the batch that
+    /// was prepared last; `None` where the oracle refuses the step or the call.
     pub(super) fn attend(&mut self, layer: usize, spec: &Layer, io: &mut Io<'_, Host>) -> Option<(Vec<f64>, Vec<f64>)> {
-        let Self { backend, step, out, side_out, lse } = self;
+        let Self { backend, step, out, side_out, lse, .. } = self;
         let (dtype, [rows, heads, _]) = (io.q.dtype(), io.q.shape());
         let shape = [rows, heads, spec.heads().head_dim_vo as usize];
         lse.clear();

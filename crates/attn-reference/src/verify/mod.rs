@@ -76,7 +76,8 @@ impl VerifyHandle {
 struct Shadowed {
     inner: Option<Prepared>,
     batch: Batch,
-    is_sampled: bool,
+    /// Its number among the sampled steps, from 1 on.
+    sample: Option<u64>,
 }
 
 /// A backend shadowed by the oracle.
@@ -127,19 +128,19 @@ impl VerifyBackend {
 
 impl Shadowed {
     fn new(pool: PoolShape) -> Self {
-        Self { inner: None, batch: Batch::empty(pool), is_sampled: false }
+        Self { inner: None, batch: Batch::empty(pool), sample: None }
     }
 
     /// Keeps what the oracle needs, if this step is to be compared, and counts the step.
-    fn sample(&mut self, batch: &Batch, every: u64, report: &Mutex<VerifyReport>, families: Option<&mut FamilyOracle>) {
+    fn sample(&mut self, batch: &Batch, every: u64, report: &Mutex<VerifyReport>) {
         let mut report = report.lock();
-        self.is_sampled = every != 0 && report.num_steps.is_multiple_of(every);
+        let is_sampled = every != 0 && report.num_steps.is_multiple_of(every);
         report.num_steps += 1;
-        report.num_sampled += u64::from(self.is_sampled);
-        if self.is_sampled {
+        report.num_sampled += u64::from(is_sampled);
+        self.sample = is_sampled.then_some(report.num_sampled);
+        if is_sampled {
             // The new KV is in the pages when the oracle looks.
             batch.select_into(&mut self.batch, SubBatch::Later, |_| true);
-            families.into_iter().for_each(|oracle| oracle.prepare(&self.batch));
         }
     }
 }
@@ -158,10 +159,10 @@ impl AttentionBackend<Host> for VerifyBackend {
     }
 
     fn prepare_metadata(&mut self, batch: &Batch) -> Result<Prepared, PrepareError> {
-        let Self { inner, families, every, steps, report } = self;
+        let Self { inner, every, steps, report, .. } = self;
         steps.prepare(batch, |step| {
             step.inner = Some(inner.prepare_metadata(batch)?);
-            step.sample(batch, *every, report, families.as_mut());
+            step.sample(batch, *every, report);
             Ok(())
         })
     }
@@ -171,10 +172,13 @@ impl AttentionBackend<Host> for VerifyBackend {
         let shadowed = steps.get(step)?;
         check_io(inner.model(), step, layer, &io)?;
         inner.forward(shadowed.inner.as_ref().expect("a live step has its inner one"), layer, io.reborrow())?;
-        if shadowed.is_sampled {
+        if let Some(sample) = shadowed.sample {
             let spec = &inner.model().layers()[layer];
             let expected = if spec.family().is_some() {
-                families.as_mut().and_then(|oracle| oracle.attend(layer, spec, &mut io))
+                families.as_mut().and_then(|oracle| {
+                    oracle.prepare(sample, &shadowed.batch);
+                    oracle.attend(layer, spec, &mut io)
+                })
             } else {
                 let expected = attend(&shadowed.batch, spec, &io.q, io.kv.cache());
                 Some((expected.out, expected.lse))
@@ -209,10 +213,10 @@ impl AttentionBackend<Host> for VerifyBackend {
     }
 
     fn prepare_for_replay(&mut self, step: &mut Prepared, batch: &Batch) -> Result<(), CaptureError> {
-        let Self { inner, families, every, steps, report } = self;
+        let Self { inner, every, steps, report, .. } = self;
         steps.replay(step, batch, |step, _| {
             inner.prepare_for_replay(step.inner.as_mut().expect("a captured step has its inner one"), batch)?;
-            step.sample(batch, *every, report, families.as_mut());
+            step.sample(batch, *every, report);
             Ok(())
         })
     }
@@ -262,7 +266,10 @@ fn vector_errors(got: &[f32], expected: &[f64], lse: Option<(f64, f64)>) -> Laye
     let is_finite = (got.iter().all(|x| x.is_finite()), expected.iter().all(|x| x.is_finite()));
     let norm: f64 = expected.iter().map(|x| x * x).sum::<f64>().sqrt();
     let is_empty_wrong = norm == 0.0 && got.iter().any(|&x| x != 0.0);
-    let lse_anomaly = lse.is_some_and(|(got, expected)| got.is_finite() != expected.is_finite());
+    // The LSE of a row that sees nothing is -inf, and neither +inf nor NaN.
+    let is_wrong =
+        |(got, expected): (f64, f64)| got.to_bits() != expected.to_bits() && !(got.is_nan() && expected.is_nan());
+    let lse_anomaly = lse.is_some_and(|lse| !(lse.0.is_finite() && lse.1.is_finite()) && is_wrong(lse));
     if is_finite.0 != is_finite.1 || is_empty_wrong || lse_anomaly {
         errors.num_anomalies = 1;
         return errors;
@@ -296,6 +303,9 @@ mod tests {
         assert_eq!(count(&[1.0], &[f64::INFINITY], None), 1);
         assert_eq!(count(&[1e-30], &[0.0], None), 1);
         assert_eq!(count(&[0.0], &[0.0], Some((0.0, f64::NEG_INFINITY))), 1);
+        assert_eq!(count(&[0.0], &[0.0], Some((f64::INFINITY, f64::NEG_INFINITY))), 1);
+        assert_eq!(count(&[0.0], &[0.0], Some((f64::NAN, f64::NEG_INFINITY))), 1);
         assert_eq!(count(&[0.0], &[0.0], Some((f64::NEG_INFINITY, f64::NEG_INFINITY))), 0);
+        assert_eq!(count(&[f32::NAN], &[f64::NAN], Some((f64::NAN, -f64::NAN))), 0);
     }
 }

@@ -9,7 +9,7 @@ use attn_metadata::{HeadShape, Request};
 use attn_reference::cpu::Output;
 use attn_reference::cpu::tiles::{KvRun, MAX_ROWS, MAX_RUN, PartialStates, QueryRows, Tile};
 
-use crate::selection::Selection;
+use crate::selection::{Fanout, Selection};
 use crate::stage::{Attend, AttendInput, AttendOutput, Offer, Refusal, StageError, Step};
 
 /// Runs of keys whose states are merged as one.
@@ -75,17 +75,10 @@ impl SparseAttend {
 
 impl Attend for SparseAttend {
     fn accepts(&self, offer: &Offer) -> Result<(), Vec<Refusal>> {
-        let sets = offer.fanout.num_sets();
-        let num_kv_heads = self.heads.num_kv_heads;
-        let attend = "sparse attention on the CPU";
-        let refusal = |needed, got| Err(vec![Refusal { attend, needed, got }]);
-        if offer.num_kv_heads != num_kv_heads {
+        if offer.num_kv_heads != self.heads.num_kv_heads {
             return refusal("the KV heads that it was made for", offer.num_kv_heads);
         }
-        if sets != 1 && sets != num_kv_heads as usize {
-            return refusal("one set of ids for each KV head, or one for all", u32::try_from(sets).unwrap_or(u32::MAX));
-        }
-        Ok(())
+        accepts_sets(&self.heads, offer.fanout)
     }
 
     fn attend(
@@ -96,6 +89,7 @@ impl Attend for SparseAttend {
         mut output: AttendOutput<'_>,
     ) -> Result<(), StageError> {
         check(&self.heads, step, input, selection)?;
+        check_output(&self.heads, step, &output)?;
         let num_partials = self.plan(step, selection);
         let vo = self.heads.head_dim_vo as usize;
         let batch = step.batch;
@@ -141,7 +135,21 @@ impl Attend for SparseAttend {
     }
 }
 
+fn refusal(needed: &'static str, got: u32) -> Result<(), Vec<Refusal>> {
+    Err(vec![Refusal { attend: "sparse attention on the CPU", needed, got }])
+}
+
+fn accepts_sets(heads: &HeadShape, fanout: Fanout) -> Result<(), Vec<Refusal>> {
+    let sets = fanout.num_sets();
+    if fanout == Fanout::Shared || sets == heads.num_kv_heads as usize {
+        return Ok(());
+    }
+    refusal("one set of ids for each KV head, or one for all", u32::try_from(sets).unwrap_or(u32::MAX))
+}
+
+/// The selection may be another layer's, of other heads than the pipeline was made for.
 fn check(heads: &HeadShape, step: &Step<'_>, input: &AttendInput<'_>, selection: &Selection) -> Result<(), StageError> {
+    accepts_sets(heads, selection.fanout()).map_err(StageError::Refused)?;
     if !selection.fits(step.batch) {
         let expected = step.batch.num_rows() as usize;
         return Err(StageError::OtherRows { expected, got: selection.num_rows() });
@@ -151,6 +159,21 @@ fn check(heads: &HeadShape, step: &Step<'_>, input: &AttendInput<'_>, selection:
         return Err(StageError::Shape { tensor: "q", expected, got: input.q.shape() });
     }
     Ok(())
+}
+
+fn check_output(heads: &HeadShape, step: &Step<'_>, output: &AttendOutput<'_>) -> Result<(), StageError> {
+    let num_heads = heads.num_qo_heads as usize;
+    let expected = [step.num_rows, num_heads, heads.head_dim_vo as usize];
+    if output.out.shape() != expected {
+        return Err(StageError::Shape { tensor: "out", expected, got: output.out.shape() });
+    }
+    match output.lse.as_deref() {
+        Some(lse) if lse.len() != step.num_rows * num_heads => {
+            let (expected, got) = ([step.num_rows, num_heads, 1], [lse.len() / num_heads, num_heads, 1]);
+            Err(StageError::Shape { tensor: "lse", expected, got })
+        }
+        _ => Ok(()),
+    }
 }
 
 /// What a worker needs for one item.

@@ -4,6 +4,8 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use thiserror::Error;
 
+use super::problem::batch_of;
+
 /// The schema that is read.
 const SCHEMA: &str = "attn-sparse/minimax/1";
 
@@ -51,6 +53,14 @@ pub enum VectorError {
         /// What it is.
         got: u64,
     },
+    /// A case describes no batch.
+    #[error("case {case}")]
+    Batch {
+        /// The case.
+        case: String,
+        /// Every broken rule.
+        source: attn_metadata::BatchError,
+    },
     /// A case describes no layer.
     #[error("case {case}")]
     Params {
@@ -80,6 +90,7 @@ impl VectorFile {
             return Err(VectorError::Schema { got: file.schema });
         }
         file.cases.iter().try_for_each(Case::check)?;
+        file.selection_cases.iter().try_for_each(SelectionCase::check)?;
         Ok(file)
     }
 }
@@ -242,16 +253,32 @@ impl Case {
         expect("out_cache_loc", inputs.q.len(), inputs.out_cache_loc.len())?;
         let slot = |what, slot: usize| expect(what, slot.min(p.num_slots.saturating_sub(1)), slot);
         inputs.out_cache_loc.iter().try_for_each(|&loc| slot("out_cache_loc", loc))?;
-        expect("page_size", p.page_size.max(1) as usize, p.page_size as usize)?;
+        // Pages beyond the slots would be made, and never read.
+        let page_size = p.page_size as usize;
+        expect("page_size", page_size.clamp(1, p.num_slots.max(1)), page_size)?;
         expect("first of cu_seqlens_q", 0, inputs.cu_seqlens_q[0])?;
         for (i, &seq_len) in inputs.seq_lens.iter().enumerate() {
-            let new = inputs.cu_seqlens_q[i + 1].saturating_sub(inputs.cu_seqlens_q[i]);
-            expect("seq_lens", inputs.prefix_lens[i] + new, seq_len)?;
+            let (begin, end) = (inputs.cu_seqlens_q[i], inputs.cu_seqlens_q[i + 1]);
+            expect("cu_seqlens_q", end.max(begin), end)?;
+            expect("seq_lens", inputs.prefix_lens[i].saturating_add(end - begin), seq_len)?;
             let row = inputs.req_to_token.get(inputs.req_pool_indices[i]);
             expect("row of req_to_token", 1, usize::from(row.is_some_and(|row| row.len() >= seq_len)))?;
             row.into_iter().flat_map(|row| &row[..seq_len]).try_for_each(|&loc| slot("req_to_token", loc))?;
         }
         let used = inputs.cu_seqlens_q[n];
-        expect("last of cu_seqlens_q", used.min(inputs.q.len()), used)
+        expect("last of cu_seqlens_q", used.min(inputs.q.len()), used)?;
+        let batch_error = |source| VectorError::Batch { case: self.name.clone(), source };
+        batch_of(self).map(|_| ()).map_err(batch_error)
+    }
+}
+
+impl SelectionCase {
+    /// Ids that are expected are padded to the budget.
+    fn check(&self) -> Result<(), VectorError> {
+        if self.expected.len() < self.topk as usize {
+            let (expected, got) = (u64::from(self.topk), self.expected.len() as u64);
+            return Err(VectorError::Case { case: self.name.clone(), what: "length of expected", expected, got });
+        }
+        Ok(())
     }
 }

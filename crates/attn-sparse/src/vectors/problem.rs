@@ -1,9 +1,9 @@
 //! Owns a case as a problem of the waist: caches, batch and tensors in `f32`.
 
-use attn_metadata::{Batch, HeadShape, PoolShape, RawBatch};
+use attn_metadata::{Batch, BatchError, HeadShape, PoolShape, RawBatch};
 use kvpool::{HostKv, HostTensor, KvFormat, KvLayout, KvSpec, PageSize, Slot, Values};
 
-use super::file::{Case, Cube};
+use super::file::{Case, CaseParams, Cube};
 
 /// A case, ready for an implementation of the waist.
 #[derive(Debug)]
@@ -43,10 +43,8 @@ impl Floats {
 impl Problem {
     pub(crate) fn new(case: &Case, heads: HeadShape) -> Self {
         let (p, inputs) = (&case.params, &case.inputs);
-        let page_size = PageSize::new(p.page_size).expect("the file was checked");
-        let num_pages = u32::try_from(p.num_slots.div_ceil(p.page_size as usize)).expect("slots of a test");
-        let pool = PoolShape { num_pages, page_size };
-        let slots = slots(case);
+        let pool = pool(case);
+        let page_size = pool.page_size;
         let index_spec = KvSpec {
             num_kv_heads: 1,
             head_dim_k: p.idx_head_dim,
@@ -56,8 +54,8 @@ impl Problem {
         let spec = KvSpec::new(heads.num_kv_heads, heads.head_dim_qk);
         Self {
             page_size,
-            batch: batch(case, pool, &slots),
-            slots,
+            batch: batch_of(case).expect("the file was checked"),
+            slots: slots(case),
             cache: cache(spec, pool, &before.k_cache, Some(&before.v_cache)),
             index_cache: cache(index_spec, pool, &before.idx_k_cache, before.idx_v_cache.as_ref()),
             q: Floats::of(&inputs.q, p.num_q_heads, p.head_dim),
@@ -80,8 +78,16 @@ fn slots(case: &Case) -> Vec<Slot> {
     case.inputs.out_cache_loc.iter().enumerate().map(slot).collect()
 }
 
-fn batch(case: &Case, pool: PoolShape, slots: &[Slot]) -> Batch {
-    let inputs = &case.inputs;
+/// The pool of a case whose page size and slots are known to be sound.
+fn pool(case: &Case) -> PoolShape {
+    let CaseParams { num_slots, page_size, .. } = case.params;
+    let num_pages = u32::try_from(num_slots.div_ceil(page_size as usize)).expect("slots of a file");
+    PoolShape { num_pages, page_size: PageSize::new(page_size).expect("a page size of at most the slots") }
+}
+
+/// The batch of a case whose tables are known to be in range.
+pub(super) fn batch_of(case: &Case) -> Result<Batch, BatchError> {
+    let (inputs, pool, slots) = (&case.inputs, pool(case), slots(case));
     let narrow = |x: usize| i32::try_from(x).expect("numbers of a test");
     let (mut kv_indptr, mut kv_indices, mut kv_last_page_len) = (vec![0], Vec::new(), Vec::new());
     for (request, &len) in inputs.seq_lens.iter().enumerate() {
@@ -98,10 +104,10 @@ fn batch(case: &Case, pool: PoolShape, slots: &[Slot]) -> Batch {
         kv_indptr: &kv_indptr,
         kv_indices: &kv_indices,
         kv_last_page_len: &kv_last_page_len,
-        slot_mapping: Some(slots),
+        slot_mapping: Some(&slots),
         custom_mask: None,
     };
-    Batch::from_raw(pool, &raw).unwrap_or_else(|error| panic!("case {}: {error}", case.name))
+    Batch::from_raw(pool, &raw)
 }
 
 fn cache(spec: KvSpec, pool: PoolShape, k: &Cube<f64>, v: Option<&Cube<f64>>) -> HostKv {

@@ -175,7 +175,7 @@ impl PrefixCache {
     pub(crate) fn hold(&mut self, key: &PrefixKey<'_>, max_pages: usize) -> (Lease, u8) {
         let mut path = std::mem::take(&mut self.path);
         let found = self.tree.descend(key, max_pages, &mut path);
-        self.now += 1;
+        self.tick();
         let (mut pages, mut priority) = (Vec::with_capacity(found), 0);
         for step in &path {
             let run = self.tree[step.node].run_mut();
@@ -211,7 +211,7 @@ impl PrefixCache {
             last.node = self.tree.split(last.node, last.num_pages);
             self.num_nodes += 1;
         }
-        self.now += 1;
+        self.tick();
         for step in path.iter() {
             let usage = &mut self.tree[step.node].run_mut().usage;
             *usage = Usage { last_use: self.now, priority: priority.max(usage.priority), ..*usage };
@@ -288,6 +288,11 @@ impl PrefixCache {
     #[must_use]
     pub const fn counters(&self) -> &PrefixCounters {
         &self.counters
+    }
+
+    /// A use is a tick of the clock, which ends where it saturates.
+    const fn tick(&mut self) {
+        self.advance_clock(1);
     }
 
     /// Lets `ticks` pass, for a policy with decay: milliseconds, say, so that a half-life is a time.

@@ -111,7 +111,7 @@ impl PrefixCache {
             if let Some(node) = self.next_leaf() {
                 num_freed += self.give_up_end(node, num_pages - num_freed, on_evict);
             } else if let Some(page) = self.victims.inner.pop() {
-                num_freed += self.give_up_from(page);
+                num_freed += self.give_up_from(page, on_evict);
             } else {
                 break;
             }
@@ -186,14 +186,18 @@ impl PrefixCache {
     }
 
     /// Gives up an inner page that is idle and all that hangs on it; pages that others hold are theirs alone then.
-    fn give_up_from(&mut self, page: PageId) -> usize {
+    fn give_up_from(&mut self, page: PageId, on_evict: OnEvict<'_>) -> usize {
         let Some(node) = self.tree.owner(page) else { return 0 };
         if !self.pool.shared.state.lock().holders[page.index()].is_idle() {
             return 0;
         }
         let num_cached = self.num_cached;
         let mut num_freed = 0;
-        for below in self.tree.below(node).into_iter().rev() {
+        let below = self.tree.below(node);
+        // Of a leaf the whole path is told, which is all runs that are given up.
+        let leaves = [node].into_iter().chain(below.iter().copied()).filter(|node| self.tree[*node].is_leaf());
+        leaves.for_each(|leaf| on_evict(&self.tree, leaf));
+        for below in below.into_iter().rev() {
             num_freed += self.forget(below, 0).0;
         }
         let from = self.tree[node].pages().iter().position(|other| *other == page);

@@ -75,7 +75,7 @@ impl TieredCache {
         &self.device
     }
 
-    /// The cache of device pages. What is evicted through it does not move to the host.
+    /// The cache of device pages. What is evicted through it does not move to the host, and its clock alone advances.
     pub const fn device_mut(&mut self) -> &mut PrefixCache {
         &mut self.device
     }
@@ -142,6 +142,12 @@ impl TieredCache {
     pub fn make_room(&mut self, num_pages: usize, tier: &mut impl HostTier) -> Result<(), PrefixError> {
         let TieredCache { device, host, counters } = self;
         device.make_room_with(num_pages, false, &mut |tree, node| offload(tree, node, host, counters, tier))
+    }
+
+    /// As [`PrefixCache::advance_clock`], in both tiers.
+    pub const fn advance_clock(&mut self, ticks: u64) {
+        self.device.advance_clock(ticks);
+        self.host.advance_clock(ticks);
     }
 
     /// Forgets everything in both tiers.

@@ -238,7 +238,8 @@ impl Run {
 
     fn evict(&mut self, num_pages: usize) {
         if self.model.is_none() {
-            assert!(self.make_room(num_pages.min(self.cache.device().size_info().free)));
+            let before = self.cache.device().size_info();
+            assert!(self.make_room((before.free + num_pages).min(before.free + before.evictable)));
             return;
         }
         let before = self.cache.device().size_info();
