@@ -31,7 +31,7 @@ mod steps;
 
 pub use backend::{AttentionBackend, BackendConfig, BatchLimits, check_batch};
 pub use batch::{
-    Batch, BatchError, KvIndices, PackedMask, PoolShape, RawBatch, Request, SubBatch, Violation, mask_bytes,
+    Batch, BatchError, KeptBatch, KvIndices, PackedMask, PoolShape, RawBatch, Request, SubBatch, Violation, mask_bytes,
 };
 pub use capability::{Capabilities, DimRule, Feature, FeatureSet, Reason, Requirements, SizeRule};
 pub use capture::{Bucket, CaptureLimits};

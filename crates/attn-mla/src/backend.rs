@@ -240,7 +240,7 @@ impl AttentionBackend<Host> for MlaBackend {
                 return plain.forward(live.plain.as_ref().expect("plain layers are planned"), *index, io);
             }
         };
-        io.kv.append(&live.step.slots, layer)?;
+        io.kv.append(live.step.kept.slots(), layer)?;
         let cache = io.kv.cache();
         let absorbed = absorbed.as_mut().expect("there are latent layers");
         if *planned != live.number {
@@ -342,8 +342,9 @@ fn run(
 ) -> Result<(), RunError> {
     let LatentLayer { index, widths, projections, expanded } = latent;
     let (num_heads, value) = (projections.heads.len(), widths.value() as usize);
-    if step.batch.writes_padding() {
-        (step.batch.num_used_rows() as usize..step.num_rows).for_each(|row| results.clear(row));
+    let batch = step.kept.batch();
+    if batch.writes_padding() {
+        (batch.num_used_rows() as usize..step.kept.num_rows()).for_each(|row| results.clear(row));
     }
     if !step.runs.is_empty() {
         let rows = absorbed.forward(step, *index, (projections, *widths), q, cache)?;
@@ -355,9 +356,9 @@ fn run(
         }
     }
     for &place in &step.expanded {
-        let request = &step.batch.requests()[place];
+        let request = &batch.requests()[place];
         let expanded = expanded.as_mut().expect("only layers that can be expanded are");
-        let call = ExpandedCall { batch: &step.batch, request, layer, projections, q, cache };
+        let call = ExpandedCall { batch, request, layer, projections, q, cache };
         let rows = expanded.forward(&call)?;
         for row in 0..request.q_len as usize {
             for head in 0..num_heads {

@@ -4,8 +4,8 @@
 
 use std::ops::Range;
 
-use attn_metadata::{Batch, Layer, PoolShape, Request, SubBatch};
-use kvpool::{KvDtype, Slot};
+use attn_metadata::{Batch, KeptBatch, Layer, PoolShape, Request, SubBatch};
+use kvpool::KvDtype;
 
 use crate::{CostModel, Form, MlaFamily};
 
@@ -66,40 +66,30 @@ impl Chooser {
 /// A batch, cut by form.
 pub(crate) struct Step {
     /// All of it.
-    pub(crate) batch: Batch,
+    pub(crate) kept: KeptBatch,
     /// The absorbed requests, in the same rows; nothing is appended in it and no padding is written.
     pub(crate) absorbed: Batch,
     /// Rows of absorbed requests, in runs.
     pub(crate) runs: Vec<Range<usize>>,
     /// Which requests are expanded, by their place in the batch.
     pub(crate) expanded: Vec<usize>,
-    /// The batch's slots, padded to the rows of the step.
-    pub(crate) slots: Vec<Slot>,
-    /// Rows of the step, those of a bucket included.
-    pub(crate) num_rows: usize,
     forms: Vec<Form>,
 }
 
 impl Step {
     pub(crate) fn new(pool: PoolShape) -> Step {
         Step {
-            batch: Batch::empty(pool),
+            kept: KeptBatch::empty(pool, 0),
             absorbed: Batch::empty(pool),
             runs: Vec::new(),
             expanded: Vec::new(),
-            slots: Vec::new(),
-            num_rows: 0,
             forms: Vec::new(),
         }
     }
 
     /// Cuts a batch. Reuses memory.
     pub(crate) fn set(&mut self, batch: &Batch, num_rows: u32, chooser: &Chooser) {
-        batch.select_into(&mut self.batch, SubBatch::First, |_| true);
-        self.num_rows = num_rows as usize;
-        self.slots.clear();
-        self.slots.extend_from_slice(batch.slot_mapping().unwrap_or_default());
-        self.slots.resize(self.num_rows, Slot::PADDING);
+        self.kept.keep(batch, num_rows);
         self.forms.clear();
         self.expanded.clear();
         self.runs.clear();
@@ -119,8 +109,8 @@ impl Step {
 
     /// What was chosen and why, a line a request.
     pub(crate) fn notes(&self, chooser: &Chooser) -> Vec<String> {
-        let obstacle = chooser.obstacle(&self.batch);
-        let requests = self.batch.requests().iter().zip(&self.forms).enumerate();
+        let obstacle = chooser.obstacle(self.kept.batch());
+        let requests = self.kept.batch().requests().iter().zip(&self.forms).enumerate();
         requests.take(MAX_NOTES).map(|(i, (request, form))| note(i, request, *form, chooser, obstacle)).collect()
     }
 }

@@ -250,6 +250,25 @@ impl HostKv {
         k: &HostTensor<'_>,
         v: Option<&HostTensor<'_>>,
     ) -> Result<(), AppendError> {
+        self.check_append(slots, k, v)?;
+        let (k_scale, v_scale) = (self.format.k_scale(), self.format.v_scale());
+        self.write_rows(slots, self.k, k, k_scale);
+        if let Some(v) = v {
+            self.write_rows(slots, self.v, v, v_scale);
+        }
+        Ok(())
+    }
+
+    /// Whether [`append`](Self::append) would write these rows: for who writes several caches, all or none.
+    ///
+    /// # Errors
+    /// As [`append`](Self::append).
+    pub fn check_append(
+        &self,
+        slots: &[Slot],
+        k: &HostTensor<'_>,
+        v: Option<&HostTensor<'_>>,
+    ) -> Result<(), AppendError> {
         match (v, self.spec().values) {
             (None, Values::Own(_)) => return Err(AppendError::MissingValues),
             (Some(_), Values::InKeys(_) | Values::None) => return Err(AppendError::UnwantedValues),
@@ -259,13 +278,7 @@ impl HostKv {
         if let Some(v) = v {
             self.require_shape(slots, KvPart::V, v)?;
         }
-        self.require_slots(slots)?;
-        let (k_scale, v_scale) = (self.format.k_scale(), self.format.v_scale());
-        self.write_rows(slots, self.k, k, k_scale);
-        if let Some(v) = v {
-            self.write_rows(slots, self.v, v, v_scale);
-        }
-        Ok(())
+        self.require_slots(slots)
     }
 
     /// Reads the K vector of a slot and head as real values: widened and scaled.

@@ -4,6 +4,7 @@
 //! after an error the batch is what it was before. Filling reuses memory, so a warm batch does not allocate.
 //! Backends trust a `Batch`; they never see unchecked tables.
 
+mod kept;
 mod mask;
 mod raw;
 mod select;
@@ -11,6 +12,7 @@ mod shared;
 mod validate;
 mod violation;
 
+pub use kept::KeptBatch;
 pub use mask::{PackedMask, mask_bytes};
 pub use raw::{PoolShape, RawBatch};
 pub use select::SubBatch;

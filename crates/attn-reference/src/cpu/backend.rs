@@ -5,10 +5,10 @@ use std::sync::Arc;
 use attn_metadata::plan::{Chunking, CutBy, Plan, PlanConfig, PlanReport, Sharing};
 use attn_metadata::{
     AttentionBackend, BackendConfig, BackendEntry, Batch, BatchLimits, Bucket, Capabilities, CaptureError,
-    CaptureLimits, CreateError, DimRule, FeatureSet, Host, HostDevice, Io, ModelSpec, PLAIN, PlanGroup, PoolShape,
-    PrepareError, Prepared, Reason, Role, RunError, SizeRule, Steps, SubBatch, check_batch, check_io,
+    CaptureLimits, CreateError, DimRule, FeatureSet, Host, HostDevice, Io, KeptBatch, ModelSpec, PLAIN, PlanGroup,
+    PoolShape, PrepareError, Prepared, Reason, Role, RunError, SizeRule, Steps, check_batch, check_io,
 };
-use kvpool::{Dtype, KvDtype, Slot};
+use kvpool::{Dtype, KvDtype};
 use rayon::ThreadPool;
 
 use super::isa::Isa;
@@ -63,14 +63,11 @@ fn capabilities() -> Capabilities {
 
 /// A planned batch.
 struct Step {
-    batch: Batch,
+    kept: KeptBatch,
     /// One for each plan group of the model.
     plans: Vec<Plan>,
     /// One for each plan.
     schedules: Vec<Schedule>,
-    /// The batch's slots, padded to the rows of the step.
-    slots: Vec<Slot>,
-    num_rows: u32,
 }
 
 impl Step {
@@ -79,24 +76,20 @@ impl Step {
         let plan = |group: &PlanGroup| Plan::new(plan_config(group, num_workers), *group);
         let plans: Vec<Plan> = model.groups().iter().map(plan).collect();
         let schedules = plans.iter().map(|_| Schedule::default()).collect();
-        Step { batch: Batch::empty(pool), plans, schedules, slots: Vec::new(), num_rows: 0 }
+        Step { kept: KeptBatch::empty(pool, 0), plans, schedules }
     }
 
     /// Plans a batch. [`schedule`](Self::schedule) must follow.
-    fn plan(&mut self, batch: &Batch) {
-        batch.select_into(&mut self.batch, SubBatch::First, |_| true);
-        self.plans.iter_mut().for_each(|plan| plan.update(&self.batch));
+    fn plan(&mut self, batch: &Batch, num_rows: u32) {
+        self.kept.keep(batch, num_rows);
+        self.plans.iter_mut().for_each(|plan| plan.update(self.kept.batch()));
     }
 
     /// Puts the planned units in order: memory in proportion to their number.
-    fn schedule(&mut self, num_rows: u32) {
+    fn schedule(&mut self) {
         for (plan, schedule) in self.plans.iter().zip(&mut self.schedules) {
             schedule.update(plan, plan.ranges().len());
         }
-        self.slots.clear();
-        self.slots.extend_from_slice(self.batch.slot_mapping().unwrap_or_default());
-        self.slots.resize(num_rows as usize, Slot::PADDING);
-        self.num_rows = num_rows;
     }
 }
 
@@ -221,9 +214,9 @@ impl CpuBackend {
     /// Plans a batch into `next` and makes room for its partial states.
     fn plan(&mut self, batch: &Batch, num_rows: u32) -> Result<(), PrepareError> {
         check_batch(NAME, batch, &self.model, &self.limits, &self.capabilities)?;
-        self.next.plan(batch);
+        self.next.plan(batch, num_rows);
         self.make_room()?;
-        self.next.schedule(num_rows);
+        self.next.schedule();
         Ok(())
     }
 
@@ -274,15 +267,16 @@ impl AttentionBackend<Host> for CpuBackend {
     fn forward(&mut self, step: &Prepared, layer: usize, mut io: Io<'_, Host>) -> Result<(), RunError> {
         let planned = self.steps.get(step)?;
         check_io(&self.model, step, layer, &io)?;
-        io.kv.append(&planned.slots, layer)?;
+        let (kept, batch) = (&planned.kept, planned.kept.batch());
+        io.kv.append(kept.slots(), layer)?;
         let group = self.model.group_of(layer).expect("the layer was checked");
         let output = Output::new(&mut io.out, io.lse);
-        if planned.batch.writes_padding() {
-            (planned.batch.num_used_rows()..planned.num_rows).for_each(|row| output.clear_row(row as usize));
+        if batch.writes_padding() {
+            (batch.num_used_rows() as usize..kept.num_rows()).for_each(|row| output.clear_row(row));
         }
         let call = LayerCall {
             isa: self.isa,
-            batch: &planned.batch,
+            batch,
             plan: &planned.plans[group],
             schedule: &planned.schedules[group],
             layer: &self.model.layers()[layer],
@@ -297,7 +291,7 @@ impl AttentionBackend<Host> for CpuBackend {
 
     fn explain(&self, step: &Prepared) -> Result<PlanReport, RunError> {
         let planned = self.steps.get(step)?;
-        let mut report = PlanReport::new(NAME, &self.model, &planned.batch, &planned.plans, None);
+        let mut report = PlanReport::new(NAME, &self.model, planned.kept.batch(), &planned.plans, None);
         // Workers take units off a common list, costliest first, and not the plan's ranges.
         for ((group, plan), schedule) in report.groups.iter_mut().zip(&planned.plans).zip(&planned.schedules) {
             group.imbalance = schedule.imbalance(self.workers.len());
@@ -315,8 +309,8 @@ impl AttentionBackend<Host> for CpuBackend {
         self.steps.capture(bucket, |limits| {
             let mut step = Step::new(&model, num_workers);
             let pool = PoolShape { num_pages: limits.num_pool_pages, page_size: model.page_size() };
-            step.plan(&Batch::empty(pool));
-            step.schedule(bucket.num_rows);
+            step.plan(&Batch::empty(pool), bucket.num_rows);
+            step.schedule();
             Ok(step)
         })
     }

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use attn_metadata::plan::{Plan, PlanConfig, PlanReport};
 use attn_metadata::{
     AttentionBackend, BackendConfig, BackendEntry, Batch, BatchLimits, Bucket, Capabilities, CaptureError,
-    CaptureLimits, DimRule, FeatureSet, HeadShape, Host, Io, Layer, Lse, ModelSpec, PLAIN, PlanGroup, PoolShape,
-    PrepareError, Prepared, Role, RunError, SizeRule, Steps, SubBatch, check_batch, check_io,
+    CaptureLimits, DimRule, FeatureSet, HeadShape, Host, Io, KeptBatch, Layer, Lse, ModelSpec, PLAIN, PlanGroup,
+    PoolShape, PrepareError, Prepared, Role, RunError, SizeRule, Steps, check_batch, check_io,
 };
-use kvpool::{Dtype, HostKv, HostTensor, HostTensorMut, KvDtype, Slot};
+use kvpool::{Dtype, HostKv, HostTensor, HostTensorMut, KvDtype};
 
 use super::attend::{OracleOutput, attend};
 
@@ -56,7 +56,7 @@ pub struct OracleBackend {
     /// What a step may take.
     memory_bytes: Option<u64>,
     capabilities: Capabilities,
-    steps: Steps<Batch>,
+    steps: Steps<KeptBatch>,
 }
 
 impl OracleBackend {
@@ -83,7 +83,7 @@ impl OracleBackend {
             limits: config.limits,
             memory_bytes: config.device.memory_bytes,
             capabilities,
-            steps: Steps::new(Batch::empty(pool)),
+            steps: Steps::new(KeptBatch::empty(pool, 0)),
         }
     }
 }
@@ -105,24 +105,25 @@ impl AttentionBackend<Host> for OracleBackend {
         check_batch(self.name, batch, &self.model, &self.limits, &self.capabilities)?;
         check_memory(batch, &self.model, self.memory_bytes)?;
         self.steps.prepare(batch, |kept| {
-            copy_batch(batch, kept);
+            kept.keep(batch, batch.num_rows());
             Ok(())
         })
     }
 
     fn forward(&mut self, step: &Prepared, layer: usize, io: Io<'_, Host>) -> Result<(), RunError> {
-        let batch = self.steps.get(step)?;
+        let kept = self.steps.get(step)?;
+        let batch = kept.batch();
         check_io(&self.model, step, layer, &io)?;
         let spec = &self.model.layers()[layer];
         let Io { q, mut kv, out, lse, .. } = io;
-        kv.append(&padded_slots(batch, q.rows()), layer)?;
+        kv.append(kept.slots(), layer)?;
         let output = (self.attend)(batch, spec, &q, kv.cache());
         write(batch, &output, out, lse);
         Ok(())
     }
 
     fn explain(&self, step: &Prepared) -> Result<PlanReport, RunError> {
-        let batch = self.steps.get(step)?;
+        let batch = self.steps.get(step)?.batch();
         let plan = |group: &attn_metadata::PlanGroup| {
             let mut plan = Plan::new(PlanConfig::UNCUT, *group);
             plan.update(batch);
@@ -142,15 +143,18 @@ impl AttentionBackend<Host> for OracleBackend {
 
     fn prepare_for_capture(&mut self, bucket: Bucket) -> Result<Prepared, CaptureError> {
         let page_size = self.model.page_size();
-        self.steps.capture(bucket, |limits| Ok(Batch::empty(PoolShape { num_pages: limits.num_pool_pages, page_size })))
+        self.steps.capture(bucket, |limits| {
+            let pool = PoolShape { num_pages: limits.num_pool_pages, page_size };
+            Ok(KeptBatch::empty(pool, bucket.num_rows))
+        })
     }
 
     fn prepare_for_replay(&mut self, step: &mut Prepared, batch: &Batch) -> Result<(), CaptureError> {
         let Self { name, steps, model, capabilities, memory_bytes, .. } = self;
-        steps.replay(step, batch, |kept, _| {
+        steps.replay(step, batch, |kept, bucket| {
             check_batch(name, batch, model, &BatchLimits::NONE, capabilities)?;
             check_memory(batch, model, *memory_bytes)?;
-            copy_batch(batch, kept);
+            kept.keep(batch, bucket.num_rows);
             Ok(())
         })
     }
@@ -180,18 +184,6 @@ fn group_bytes(batch: &Batch, group: &PlanGroup) -> u64 {
         8 * (u64::from(head_dim_qk) + u64::from(head_dim_vo)) + 2 * (3 * size_of::<Vec<f64>>() as u64 + 16) + 3 * 16;
     let kv_bytes = u64::from(batch.max_kv_len()) * token_bytes;
     states.saturating_mul(state_bytes).saturating_add(kv_bytes)
-}
-
-/// A sub-batch of all requests that also does all the rest is a copy, and reuses memory.
-fn copy_batch(batch: &Batch, into: &mut Batch) {
-    batch.select_into(into, SubBatch::First, |_| true);
-}
-
-/// The batch's slots, with padding up to the rows of the call.
-fn padded_slots(batch: &Batch, rows: usize) -> Vec<Slot> {
-    let mut slots = batch.slot_mapping().unwrap_or_default().to_vec();
-    slots.resize(rows, Slot::PADDING);
-    slots
 }
 
 /// Writes the rows of the batch's requests, and the padding rows where they are this batch's to write.

@@ -16,10 +16,9 @@ use attn_metadata::{
 use attn_reference::cpu::tiles::Workers;
 use attn_reference::cpu::{CpuBackend, Isa, entry as dense_entry};
 use kvpool::{Dtype, HostTensor, HostTensorMut, KvDtype};
-use thiserror::Error;
 
 use super::layers::{SparseLayer, sparse_layers};
-use super::step::KeptBatch;
+use super::step::{NotSelected, Numbered};
 use crate::cpu::{BlockIndex, BlockIndexInput, BlockSelect, SparseAttend};
 use crate::family::SPARSE;
 use crate::params::Limits;
@@ -131,14 +130,6 @@ struct Selected {
     selection: Selection,
 }
 
-/// A shared selection that is not there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("layer {layer} shares the selection of layer {source_layer}, which has not run in this step")]
-struct NotSelected {
-    layer: usize,
-    source_layer: usize,
-}
-
 /// Block-sparse attention on the CPU.
 ///
 /// A row's result depends on nothing but its own query and keys, the index's included: not on the batch, the number of
@@ -156,9 +147,9 @@ pub struct SparseBackend {
     /// One for each layer with a selection of its own.
     selected: Vec<Option<Selected>>,
     side: Option<SideAttention>,
-    steps: Steps<KeptBatch>,
+    steps: Steps<Numbered>,
     /// Where the next step is planned, so that a refusal leaves the live ones alone.
-    next: KeptBatch,
+    next: Numbered,
 }
 
 impl std::fmt::Debug for SparseBackend {
@@ -217,8 +208,8 @@ impl SparseBackend {
             layers,
             stages,
             stages_of_layer,
-            steps: Steps::new(KeptBatch::empty(pool, 0)),
-            next: KeptBatch::empty(pool, 0),
+            steps: Steps::new(Numbered::empty(pool, 0)),
+            next: Numbered::empty(pool, 0),
         })
     }
 
@@ -308,11 +299,11 @@ impl AttentionBackend<Host> for SparseBackend {
         }
         if let Some(mut main) = NewRows::of(&mut io.kv) {
             let mut side = io.side.as_mut().and_then(|side| NewRows::of(&mut side.kv));
-            store(&kept.slots, &mut main, side.as_mut()).map_err(|source| RunError::Append { layer, source })?;
+            store(kept.slots(), &mut main, side.as_mut()).map_err(|source| RunError::Append { layer, source })?;
         }
         let backend = self.form.name();
         let failed = |error: StageError| RunError::Environment { backend, layer, source: Box::new(error) };
-        let mut cx = Step { batch: &kept.batch, num_rows: kept.num_rows, workers: &mut self.workers };
+        let mut cx = Step { batch: kept.batch(), num_rows: kept.num_rows(), workers: &mut self.workers };
         let pipeline = &mut self.stages[self.stages_of_layer[layer]];
         if let Some(side) = io.side.as_ref().filter(|_| sparse.is_own(layer)) {
             let new = || Selected { serial: 0, selection: pipeline.new_selection() };
@@ -333,8 +324,8 @@ impl AttentionBackend<Host> for SparseBackend {
         match (&mut self.side, side) {
             (Some(attention), Some(Side { q, kv, out: Some(mut out) })) => {
                 clear_padding(kept, &mut out, None);
-                let q = first_rows(&q, kept.batch.num_rows() as usize);
-                let out = first_rows_mut(&mut out, kept.batch.num_rows() as usize);
+                let q = first_rows(&q, kept.batch().num_rows() as usize);
+                let out = first_rows_mut(&mut out, kept.batch().num_rows() as usize);
                 let io = Io { q, kv: Kv::Attend { cache: kv.cache() }, side: None, out, lse: None };
                 attention.run(backend, layer, kept, io)
             }
@@ -354,7 +345,7 @@ impl AttentionBackend<Host> for SparseBackend {
         let page_size = self.model.page_size();
         self.steps.capture(bucket, |limits| {
             let pool = PoolShape { num_pages: limits.num_pool_pages, page_size };
-            Ok(KeptBatch::empty(pool, bucket.num_rows))
+            Ok(Numbered::empty(pool, bucket.num_rows))
         })
     }
 
@@ -369,12 +360,12 @@ impl AttentionBackend<Host> for SparseBackend {
 }
 
 /// Writes zeros and an empty LSE to the padding rows, where they are the batch's to write.
-fn clear_padding(kept: &KeptBatch, out: &mut HostTensorMut<'_>, mut lse: Option<&mut [Lse]>) {
-    if !kept.batch.writes_padding() {
+fn clear_padding(kept: &Numbered, out: &mut HostTensorMut<'_>, mut lse: Option<&mut [Lse]>) {
+    if !kept.batch().writes_padding() {
         return;
     }
     let heads = out.heads();
-    for row in kept.batch.num_used_rows() as usize..kept.num_rows {
+    for row in kept.batch().num_used_rows() as usize..kept.num_rows() {
         out.fill_row(row, 0.0);
         if let Some(lse) = lse.as_deref_mut() {
             lse[row * heads..(row + 1) * heads].fill(Lse::EMPTY);
@@ -431,13 +422,13 @@ impl SideAttention {
         Ok(Some(Self { dense, place, batch: Batch::empty(pool), prepared: None }))
     }
 
-    fn run(&mut self, backend: &'static str, layer: usize, kept: &KeptBatch, io: Io<'_, Host>) -> Result<(), RunError> {
+    fn run(&mut self, backend: &'static str, layer: usize, kept: &Numbered, io: Io<'_, Host>) -> Result<(), RunError> {
         let Some(place) = self.place[layer] else { return Ok(()) };
         let ticket = match self.prepared.take() {
             Some((serial, ticket)) if serial == kept.serial => ticket,
             _ => {
                 // It appends nothing and leaves padding alone: both are done by now.
-                kept.batch.select_into(&mut self.batch, SubBatch::Later, |_| true);
+                kept.batch().select_into(&mut self.batch, SubBatch::Later, |_| true);
                 let prepared = self.dense.prepare_metadata(&self.batch);
                 prepared.map_err(|error| RunError::Environment { backend, layer, source: Box::new(error) })?
             }

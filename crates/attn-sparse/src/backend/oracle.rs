@@ -10,10 +10,9 @@ use attn_metadata::{
     Role, RunError, Side, SizeRule, Steps, check_batch, check_io,
 };
 use kvpool::{Dtype, HostKv, HostTensor, HostTensorMut, KvDtype, Slot, Values};
-use thiserror::Error;
 
 use super::layers::{SparseLayer, sparse_layers};
-use super::step::KeptBatch;
+use super::step::{NotSelected, Numbered};
 use crate::family::SPARSE;
 use crate::oracle::{Oracle, Row, Scales, Sequence};
 use crate::params::Limits;
@@ -50,14 +49,6 @@ fn capabilities() -> Capabilities {
 /// A row of the batch whose sets were computed: row, then the blocks of each KV head.
 type RowSets = (usize, Vec<Vec<usize>>);
 
-/// A shared selection that is not there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("layer {layer} shares the selection of layer {source_layer}, which has not run in this step")]
-struct NotSelected {
-    layer: usize,
-    source_layer: usize,
-}
-
 /// The oracle as a backend.
 #[derive(Debug)]
 pub struct OracleBackend {
@@ -67,7 +58,7 @@ pub struct OracleBackend {
     layers: Vec<SparseLayer>,
     /// What each layer selected, and for which batch.
     selected: Vec<(u64, Vec<RowSets>)>,
-    steps: Steps<KeptBatch>,
+    steps: Steps<Numbered>,
 }
 
 impl OracleBackend {
@@ -87,7 +78,7 @@ impl OracleBackend {
             capabilities,
             selected: vec![(0, Vec::new()); layers.len()],
             layers,
-            steps: Steps::new(KeptBatch::empty(pool, 0)),
+            steps: Steps::new(Numbered::empty(pool, 0)),
         })
     }
 }
@@ -123,7 +114,7 @@ impl AttentionBackend<Host> for OracleBackend {
         }
         if let Some(mut main) = NewRows::of(&mut io.kv) {
             let mut side = io.side.as_mut().and_then(|side| NewRows::of(&mut side.kv));
-            store(&kept.slots, &mut main, side.as_mut()).map_err(|source| RunError::Append { layer, source })?;
+            store(kept.slots(), &mut main, side.as_mut()).map_err(|source| RunError::Append { layer, source })?;
         }
         let spec = &self.model.layers()[layer];
         let scales = Scales { main: f64::from(spec.sm_scale()), index: f64::from(sparse.params.index_scale) };
@@ -159,7 +150,7 @@ impl AttentionBackend<Host> for OracleBackend {
         let page_size = self.model.page_size();
         self.steps.capture(bucket, |limits| {
             let pool = PoolShape { num_pages: limits.num_pool_pages, page_size };
-            Ok(KeptBatch::empty(pool, bucket.num_rows))
+            Ok(Numbered::empty(pool, bucket.num_rows))
         })
     }
 
@@ -184,7 +175,7 @@ struct Computed {
 
 /// One call of the backend.
 struct Call<'a> {
-    kept: &'a KeptBatch,
+    kept: &'a Numbered,
     oracle: Oracle,
     q: HostTensor<'a>,
     cache: &'a HostKv,
@@ -210,7 +201,7 @@ impl Call<'_> {
     /// Every row, by its own selection.
     fn rows(&self) -> Vec<Computed> {
         let mut computed = Vec::new();
-        for request in self.kept.batch.requests() {
+        for request in self.kept.batch().requests() {
             let gathered = self.gather(request);
             for (row, visible) in rows(request) {
                 let (q, index_q) = (read(&self.q, row), self.side.map(|(q, _)| read(&q, row)).unwrap_or_default());
@@ -225,7 +216,7 @@ impl Call<'_> {
     /// Every row, by the selection of another layer.
     fn shared_rows(&self, selected: &[RowSets]) -> Vec<Computed> {
         let mut computed = Vec::new();
-        for request in self.kept.batch.requests() {
+        for request in self.kept.batch().requests() {
             let gathered = self.gather(request);
             for (row, visible) in rows(request) {
                 let (_, sets) = selected.iter().find(|(known, _)| *known == row).expect("a row of the same step");
@@ -250,12 +241,12 @@ impl Call<'_> {
 
     /// Keys or values of a request, in the order of positions, `[kv_len, heads, width]`.
     fn plane(&self, request: &Request, cache: &HostKv, is_values: bool) -> Vec<f64> {
-        let (shape, page_size) = (cache.shape(), self.kept.batch.page_size());
+        let (shape, page_size) = (cache.shape(), self.kept.batch().page_size());
         let width = if is_values { shape.head_dim_v } else { shape.head_dim_k };
         let mut vector = vec![0.0f32; width as usize];
         let mut all = Vec::new();
         for position in 0..request.kv_len {
-            let page = self.kept.batch.page_of(request, position);
+            let page = self.kept.batch().page_of(request, position);
             let slot = Slot::new(page, position % page_size.get(), page_size).expect("a slot of the pool");
             for head in 0..shape.num_kv_heads {
                 if is_values {
@@ -296,7 +287,7 @@ const fn narrow(x: f64) -> f32 {
 
 /// Writes the computed rows, and the padding rows where they are this batch's to write.
 fn write(
-    kept: &KeptBatch,
+    kept: &Numbered,
     computed: &[Computed],
     out: &mut HostTensorMut<'_>,
     mut lse: Option<&mut [Lse]>,
@@ -318,9 +309,9 @@ fn write(
             put(side_out, row.row, values);
         }
     }
-    if kept.batch.writes_padding() {
+    if kept.batch().writes_padding() {
         let heads = out.heads();
-        for row in kept.batch.num_used_rows() as usize..kept.num_rows {
+        for row in kept.batch().num_used_rows() as usize..kept.num_rows() {
             out.fill_row(row, 0.0);
             if let Some(lse) = lse.as_deref_mut() {
                 lse[row * heads..(row + 1) * heads].fill(Lse::EMPTY);

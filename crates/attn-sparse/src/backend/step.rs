@@ -1,36 +1,37 @@
-//! Owns what a backend keeps of a batch: [`KeptBatch`]. Each is one plan; captured ones own theirs and keep its memory.
+//! Owns what a backend keeps of a batch: [`Numbered`]. Each is one plan; captured ones own theirs and keep its memory.
 
+use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use attn_metadata::plan::{Plan, PlanConfig, PlanReport};
-use attn_metadata::{Batch, ModelSpec, PlanGroup, PoolShape, SubBatch};
-use kvpool::Slot;
+use attn_metadata::{Batch, KeptBatch, ModelSpec, PlanGroup, PoolShape};
+use thiserror::Error;
 
 /// A prepared batch.
 #[derive(Debug)]
-pub(super) struct KeptBatch {
-    pub(super) batch: Batch,
-    /// The batch's slots, padded to the rows of the step.
-    pub(super) slots: Vec<Slot>,
-    pub(super) num_rows: usize,
+pub(super) struct Numbered {
+    kept: KeptBatch,
     /// Distinct for every batch that was ever kept: what was selected for one is not used for another.
     pub(super) serial: u64,
 }
 
-impl KeptBatch {
+impl Deref for Numbered {
+    type Target = KeptBatch;
+
+    fn deref(&self) -> &KeptBatch {
+        &self.kept
+    }
+}
+
+impl Numbered {
     /// No request over a pool.
     pub(super) fn empty(pool: PoolShape, num_rows: u32) -> Self {
-        let slots = vec![Slot::PADDING; num_rows as usize];
-        Self { batch: Batch::empty(pool), slots, num_rows: num_rows as usize, serial: next_serial() }
+        Self { kept: KeptBatch::empty(pool, num_rows), serial: next_serial() }
     }
 
     /// Keeps another batch, for calls of `num_rows` rows. Reuses memory.
     pub(super) fn keep(&mut self, batch: &Batch, num_rows: u32) {
-        batch.select_into(&mut self.batch, SubBatch::First, |_| true);
-        self.slots.clear();
-        self.slots.extend_from_slice(batch.slot_mapping().unwrap_or_default());
-        self.slots.resize(num_rows as usize, Slot::PADDING);
-        self.num_rows = num_rows as usize;
+        self.kept.keep(batch, num_rows);
         self.serial = next_serial();
     }
 
@@ -38,15 +39,23 @@ impl KeptBatch {
     pub(super) fn report(&self, backend: &'static str, model: &ModelSpec) -> PlanReport {
         let plan = |group: &PlanGroup| {
             let mut plan = Plan::new(PlanConfig::UNCUT, *group);
-            plan.update(&self.batch);
+            plan.update(self.batch());
             plan
         };
         let plans: Vec<_> = model.groups().iter().map(plan).collect();
-        PlanReport::new(backend, model, &self.batch, &plans, None)
+        PlanReport::new(backend, model, self.batch(), &plans, None)
     }
 }
 
 fn next_serial() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+/// A shared selection that is not there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("layer {layer} shares the selection of layer {source_layer}, which has not run in this step")]
+pub(super) struct NotSelected {
+    pub(super) layer: usize,
+    pub(super) source_layer: usize,
 }
