@@ -3,8 +3,8 @@
 use attn_metadata::plan::{Plan, PlanConfig, PlanReport};
 use attn_metadata::{
     AttentionBackend, BackendConfig, BackendEntry, Batch, BoxedBackend, Bucket, Capabilities, CaptureError,
-    CaptureLimits, CreateError, DimRule, FeatureSet, Host, Io, Kv, Layer, Lse, ModelSpec, PLAIN, PlanGroup, PoolShape,
-    PrepareError, Prepared, Request, Role, RunError, SizeRule, Steps, SubBatch, check_batch, check_io,
+    CaptureLimits, CreateError, DimRule, FeatureSet, Host, Io, KeptBatch, Layer, Lse, ModelSpec, PLAIN, PlanGroup,
+    PoolShape, PrepareError, Prepared, Request, Role, RunError, SizeRule, Steps, check_batch, check_io,
 };
 use kvpool::{Dtype, KvDtype, Slot};
 
@@ -41,7 +41,8 @@ fn capabilities() -> Capabilities {
 fn create(config: &BackendConfig<Host>) -> Result<BoxedBackend<Host>, CreateError> {
     let unsupported = |reasons| CreateError::Unsupported { backend: NAME, reasons };
     capabilities().supports_model(&config.model).map_err(unsupported)?;
-    let steps = Steps::new(Batch::empty(PoolShape { num_pages: 0, page_size: config.model.page_size() }));
+    let no_pool = PoolShape { num_pages: 0, page_size: config.model.page_size() };
+    let steps = Steps::new(KeptBatch::empty(no_pool, 0));
     Ok(Box::new(NaiveBackend { config: config.clone(), capabilities: capabilities(), steps }))
 }
 
@@ -50,7 +51,7 @@ fn create(config: &BackendConfig<Host>) -> Result<BoxedBackend<Host>, CreateErro
 pub struct NaiveBackend {
     config: BackendConfig<Host>,
     capabilities: Capabilities,
-    steps: Steps<Batch>,
+    steps: Steps<KeptBatch>,
 }
 
 impl AttentionBackend<Host> for NaiveBackend {
@@ -69,25 +70,21 @@ impl AttentionBackend<Host> for NaiveBackend {
     fn prepare_metadata(&mut self, batch: &Batch) -> Result<Prepared, PrepareError> {
         check_batch(NAME, batch, &self.config.model, &self.config.limits, &self.capabilities)?;
         self.steps.prepare(batch, |kept| {
-            batch.select_into(kept, SubBatch::First, |_| true);
+            kept.keep(batch, batch.num_rows());
             Ok(())
         })
     }
 
     fn forward(&mut self, step: &Prepared, layer: usize, mut io: Io<'_, Host>) -> Result<(), RunError> {
-        let batch = self.steps.get(step)?;
+        let kept = self.steps.get(step)?;
         check_io(&self.config.model, step, layer, &io)?;
-        if let Kv::Append { cache, k, v } = &mut io.kv {
-            let mut slots = batch.slot_mapping().unwrap_or_default().to_vec();
-            slots.resize(k.rows(), Slot::PADDING);
-            cache.append(&slots, k, v.as_ref()).map_err(|source| RunError::Append { layer, source })?;
-        }
-        attend_all(batch, &self.config.model.layers()[layer], io);
+        io.kv.append(kept.slots(), layer)?;
+        attend_all(kept.batch(), &self.config.model.layers()[layer], io);
         Ok(())
     }
 
     fn explain(&self, step: &Prepared) -> Result<PlanReport, RunError> {
-        let batch = self.steps.get(step)?;
+        let batch = self.steps.get(step)?.batch();
         let plan = |group: &PlanGroup| Plan::new(PlanConfig::UNCUT, *group);
         let mut plans: Vec<_> = self.config.model.groups().iter().map(plan).collect();
         plans.iter_mut().for_each(|plan| plan.update(batch));
@@ -100,14 +97,17 @@ impl AttentionBackend<Host> for NaiveBackend {
 
     fn prepare_for_capture(&mut self, bucket: Bucket) -> Result<Prepared, CaptureError> {
         let page_size = self.config.model.page_size();
-        self.steps.capture(bucket, |limits| Ok(Batch::empty(PoolShape { num_pages: limits.num_pool_pages, page_size })))
+        self.steps.capture(bucket, |limits| {
+            let pool = PoolShape { num_pages: limits.num_pool_pages, page_size };
+            Ok(KeptBatch::empty(pool, bucket.num_rows))
+        })
     }
 
     fn prepare_for_replay(&mut self, step: &mut Prepared, batch: &Batch) -> Result<(), CaptureError> {
         let Self { config, capabilities, steps } = self;
-        steps.replay(step, batch, |kept, _| {
+        steps.replay(step, batch, |kept, bucket| {
             check_batch(NAME, batch, &config.model, &config.limits, capabilities)?;
-            batch.select_into(kept, SubBatch::First, |_| true);
+            kept.keep(batch, bucket.num_rows);
             Ok(())
         })
     }
