@@ -361,15 +361,15 @@ impl CudaBackend {
 
     /// What the launches of a layer need; its tensors were checked, but for their alignment.
     fn call<'a>(&'a self, step: &Prepared, layer: usize, kv: &'a Kv<'_, Cuda>) -> Result<LayerCall<'a>, RunError> {
-        let failed = self.environment(layer);
-        kv.cache().require_aligned().map_err(&failed)?;
+        let (failed, device) = (self.environment(layer), &self.device.device);
+        kv.cache().require_usable(device).map_err(&failed)?;
         if let Kv::Append { k, v, .. } = kv {
-            k.require_aligned("k").map_err(&failed)?;
-            v.as_ref().map_or(Ok(()), |v| v.require_aligned("v")).map_err(&failed)?;
+            k.require_usable("k", device).map_err(&failed)?;
+            v.as_ref().map_or(Ok(()), |v| v.require_usable("v", device)).map_err(&failed)?;
         }
         let check = if self.device.is_checked { self.device.device.trap_address() } else { Ok(0) };
         Ok(LayerCall {
-            device: &self.device.device,
+            device,
             kernels: &self.kernels,
             model: &self.model,
             layer: &self.model.layers()[layer],
@@ -458,10 +458,11 @@ impl AttentionBackend<Cuda> for CudaBackend {
     fn forward(&mut self, step: &Prepared, layer: usize, io: Io<'_, Cuda>) -> Result<(), RunError> {
         self.steps.get(step)?;
         check_io(&self.model, step, layer, &io)?;
-        let failed = self.environment(layer);
+        let (failed, device) = (self.environment(layer), &self.device.device);
         let Io { q, kv, out, lse, .. } = io;
-        q.require_aligned("q").map_err(&failed)?;
-        out.require_aligned("out").map_err(&failed)?;
+        q.require_usable("q", device).map_err(&failed)?;
+        out.require_usable("out", device).map_err(&failed)?;
+        lse.as_ref().map_or(Ok(()), |lse| lse.require_usable("lse", device)).map_err(&failed)?;
         let call = self.call(step, layer, &kv)?;
         call.store_new(&kv).map_err(&failed)?;
         call.attend(q, &out, lse.as_ref()).map_err(&failed)

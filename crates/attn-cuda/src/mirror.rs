@@ -91,13 +91,13 @@ impl CacheMirror {
     pub(crate) fn upload(&mut self, host: &HostKv) -> Result<(), DeviceError> {
         let bytes = host.buffer().as_slice().as_bytes();
         if !self.is_repacked {
-            return self.buffer_mut().upload(0, bytes);
+            return self.kv.upload(0, bytes);
         }
         let mut packed = vec![0; self.buffer().len()];
         for (from, to, len) in self.moves() {
             packed[to..to + len].copy_from_slice(&bytes[from..from + len]);
         }
-        self.buffer_mut().upload(0, &packed)
+        self.kv.upload(0, &packed)
     }
 
     /// Copies the device's pages back.
@@ -116,10 +116,6 @@ impl CacheMirror {
 
     fn buffer(&self) -> &DeviceBuffer {
         self.kv.buffer().expect("a mirror has its own memory")
-    }
-
-    fn buffer_mut(&mut self) -> &mut DeviceBuffer {
-        self.kv.buffer_mut().expect("a mirror has its own memory")
     }
 
     /// Every head vector: its byte on the host, its byte on the device, bytes.

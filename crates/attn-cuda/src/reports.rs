@@ -131,7 +131,11 @@ mod tests {
             assert_eq!(names(wide), ["cuda/extend_sm90", "cuda/decode_sm90"], "{report}");
             assert_eq!(names(odd), ["cuda/plain"], "{report}");
             assert!(report.groups.iter().all(|group| group.num_layers == 2), "{report}");
-            assert_eq!(of(decodes).last().unwrap().predicted_s, Some(AROUND_S), "both parts run at once: {report}");
+            assert_eq!(
+                of(decodes).next_back().unwrap().predicted_s,
+                Some(AROUND_S),
+                "both parts run at once: {report}"
+            );
             assert_eq!(of(odd).next().unwrap().predicted_s, None, "nobody measured it: {report}");
             assert_eq!(of(odd).next().unwrap().num_requests, 65, "{report}");
             assert_eq!(report.notes.len(), 1);

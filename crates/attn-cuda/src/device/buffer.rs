@@ -4,6 +4,7 @@ use cudarc::driver::{CudaSlice, DevicePtr, sys};
 
 use super::context::Device;
 use super::error::{DeviceError, DriverCode, check, failed};
+use super::view::require_owner;
 
 /// Bytes on a device. Aligned to at least 256 bytes where it was allocated here.
 ///
@@ -139,13 +140,14 @@ impl DeviceBuffer {
         self.device.synchronize()
     }
 
-    /// Copies `len` bytes of another buffer, in stream order.
+    /// Copies `len` bytes of another buffer of the same device handle or a clone of it, in stream order.
     ///
     /// # Errors
-    /// [`DeviceError::OutOfBounds`], [`DeviceError::Driver`].
+    /// [`DeviceError::OutOfBounds`], [`DeviceError::OtherStream`], [`DeviceError::Driver`].
     pub fn copy_from(&mut self, at: usize, source: &Self, from: usize, len: usize) -> Result<(), DeviceError> {
         self.require("the target of a copy", at, len)?;
         source.require("the source of a copy", from, len)?;
+        require_owner("the source of a copy", Some(source.device.stream_id()), self.device.stream_id())?;
         if len == 0 {
             return Ok(());
         }

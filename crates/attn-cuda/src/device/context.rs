@@ -58,6 +58,20 @@ pub struct Device {
     inner: Arc<Inner>,
 }
 
+/// Which context and stream work goes to. Handles of live streams differ; null ones, of default streams, differ by context.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct StreamId {
+    context: usize,
+    stream: usize,
+}
+
+#[cfg(test)]
+impl StreamId {
+    pub(crate) const fn of_test(stream: usize) -> Self {
+        Self { context: 0, stream }
+    }
+}
+
 struct Inner {
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
@@ -141,7 +155,12 @@ impl Device {
     /// Whether two handles work on one stream, so that work on them is ordered.
     #[must_use]
     pub fn is_same_stream(&self, other: &Self) -> bool {
-        self.cu_stream() == other.cu_stream()
+        self.stream_id() == other.stream_id()
+    }
+
+    /// The stream's identity.
+    pub(crate) fn stream_id(&self) -> StreamId {
+        StreamId { context: self.inner.context.cu_ctx().addr(), stream: self.cu_stream().addr() }
     }
 
     /// Bytes of memory that are free now.
