@@ -40,17 +40,17 @@ pub(crate) struct LayerCall<'a> {
     pub(crate) check: u64,
 }
 
-/// New KV. Where values are the first columns of the keys, `v` is `k`: their columns are then written twice, alike.
+/// New KV. Where values are columns of the keys there is no `v`: writing the keys writes them.
 struct NewKv<'a> {
     k: CudaTensor<'a>,
-    v: CudaTensor<'a>,
+    v: Option<CudaTensor<'a>>,
 }
 
 impl LayerCall<'_> {
     /// Writes what a call appends, if it does.
     pub(crate) fn store_new(&self, kv: &Kv<'_, Cuda>) -> Result<(), DeviceError> {
         match kv {
-            Kv::Append { k, v, .. } => self.store(&NewKv { k: *k, v: v.unwrap_or(*k) }),
+            Kv::Append { k, v, .. } => self.store(&NewKv { k: *k, v: *v }),
             Kv::Attend { .. } => Ok(()),
         }
     }
@@ -63,7 +63,8 @@ impl LayerCall<'_> {
         let grid = num_rows.min(self.streaming_blocks());
         let kernel = self.kernels.store(self.device, entry, self.check != 0)?;
         let shape = self.shape(&kernel, entry, grid);
-        // SAFETY: see the module: slots are in the pool or negative, k and v have a row for each slot.
+        // SAFETY: see the module: slots are in the pool or negative, k has a row for each slot, and so has v where one is
+        // written: its width is 0 otherwise.
         unsafe { kernel.launch(&shape, &params) }
     }
 
@@ -229,15 +230,15 @@ impl LayerCall<'_> {
         let (page_magic, page_shift) = page_division(self.model.page_size().get());
         StoreKvParams {
             k: new.k.address(),
-            v: new.v.address(),
+            v: new.v.map_or(0, |v| v.address()),
             k_cache: self.cache.plane_address(&k),
             v_cache: self.cache.plane_address(&v),
             slots: self.step.slots,
             check: self.check,
             k_stride_row: wide(new.k.row_stride()),
             k_stride_head: wide(new.k.head_stride()),
-            v_stride_row: wide(new.v.row_stride()),
-            v_stride_head: wide(new.v.head_stride()),
+            v_stride_row: new.v.map_or(0, |v| wide(v.row_stride())),
+            v_stride_head: new.v.map_or(0, |v| wide(v.head_stride())),
             k_cache_stride_page: wide(k.strides.page),
             k_cache_stride_token: wide(k.strides.token),
             k_cache_stride_head: wide(k.strides.head),
@@ -247,7 +248,7 @@ impl LayerCall<'_> {
             num_rows: count(self.step.num_rows),
             num_kv_heads: count(heads.num_kv_heads),
             head_dim_qk: count(heads.head_dim_qk),
-            head_dim_vo: count(heads.head_dim_vo),
+            head_dim_vo: new.v.map_or(0, |_| count(heads.head_dim_vo)),
             page_size: count(self.model.page_size().get()),
             page_magic,
             page_shift,

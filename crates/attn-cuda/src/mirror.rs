@@ -1,6 +1,8 @@
 //! Owns copies between main memory and the device: activations without their gaps, caches with or without theirs.
 
-use kvpool::{HostKv, HostSlice, HostSliceMut, HostTensor, HostTensorMut, KvLayout, KvPlaneLayout, KvShape, PageId};
+use kvpool::{
+    HostKv, HostSlice, HostSliceMut, HostTensor, HostTensorMut, KvLayout, KvPlaneLayout, KvShape, PageId, Values,
+};
 
 use crate::device::{CudaKv, CudaKvError, Device, DeviceBuffer, DeviceError};
 
@@ -67,10 +69,12 @@ impl CacheMirror {
         }
         let KvShape { num_pages, page_size, .. } = host.shape();
         let kv = CudaKv::for_spec(device, host.spec(), num_pages, page_size, KvLayout::Nhd, host.format());
-        let kv = kv.map_err(device_error)?;
-        let mut mirror = Self { kv, planes, is_repacked: true };
-        mirror.upload(host)?;
-        Ok(mirror)
+        let kv = match (kv.map_err(device_error)?, host.spec().values) {
+            // Columns stay where they are: K, which holds them, is copied whole.
+            (kv, Values::InKeys(_)) => kv.with_value_column(planes[1].offset - planes[0].offset),
+            (kv, _) => kv,
+        };
+        Ok(Self { kv, planes, is_repacked: true })
     }
 
     pub(crate) const fn kv(&self) -> &CudaKv {
@@ -123,13 +127,20 @@ impl CacheMirror {
         let size = self.kv.format().dtype().element_bytes();
         let shape = self.kv.shape();
         let pairs = [(self.planes[0], self.kv.k()), (self.planes[1], self.kv.v())];
-        pairs.into_iter().flat_map(move |(host, device)| {
+        let pairs = own_planes(pairs, self.kv.spec().values);
+        pairs.flat_map(move |(host, device)| {
             vectors(shape).map(move |(page, token, head)| {
                 let at = |plane: &KvPlaneLayout| plane.element(page, token, head) * size;
                 (at(&host), at(&device), host.head_dim * size)
             })
         })
     }
+}
+
+/// Those of the planes of K and V that have memory of their own: values in the keys are copied with them.
+fn own_planes<T>([k, v]: [T; 2], values: Values) -> impl Iterator<Item = T> {
+    let v = (!matches!(values, Values::InKeys(_))).then_some(v);
+    std::iter::once(k).chain(v)
 }
 
 fn vectors(shape: KvShape) -> impl Iterator<Item = (PageId, u32, u32)> {
@@ -150,6 +161,13 @@ fn device_error(error: CudaKvError) -> DeviceError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn values_in_the_keys_are_copied_with_them_alone() {
+        let of = |values| own_planes(["k", "v"], values).collect::<Vec<_>>();
+        assert_eq!(of(Values::Own(64)), ["k", "v"]);
+        assert_eq!(of(Values::InKeys(64)), ["k"]);
+    }
 
     #[test]
     fn gaps_are_left_out_and_put_back() {
