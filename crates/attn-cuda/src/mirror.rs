@@ -11,12 +11,17 @@ pub(crate) fn pack(tensor: &HostTensor<'_>) -> Vec<u8> {
     let [rows, heads, dim] = tensor.shape();
     let size = tensor.dtype().size_bytes();
     let data = bytes_of(tensor.data());
-    let mut packed = Vec::with_capacity(rows * heads * dim * size);
+    let mut packed = Vec::with_capacity(packed_bytes(tensor));
     for (row, head) in (0..rows).flat_map(|row| (0..heads).map(move |head| (row, head))) {
         let begin = tensor.offset(row, head) * size;
         packed.extend_from_slice(&data[begin..begin + dim * size]);
     }
     packed
+}
+
+/// How many bytes that are.
+pub(crate) fn packed_bytes(tensor: &HostTensor<'_>) -> usize {
+    tensor.shape().into_iter().product::<usize>() * tensor.dtype().size_bytes()
 }
 
 /// The other way round.
@@ -60,10 +65,10 @@ pub(crate) struct CacheMirror {
 }
 
 impl CacheMirror {
-    /// A copy.
+    /// Room for a copy, of anything: see [`upload`](Self::upload).
     pub(crate) fn new(device: &Device, host: &HostKv) -> Result<Self, DeviceError> {
         let planes = [host.k().layout, host.v().layout];
-        let kv = CudaKv::from_host(device, host).map_err(device_error)?;
+        let kv = CudaKv::like_host(device, host)?;
         if kv.require_aligned().is_ok() {
             return Ok(Self { kv, planes, is_repacked: false });
         }
@@ -174,6 +179,7 @@ mod tests {
         let data: Vec<f32> = (0..40u16).map(f32::from).collect();
         let tensor = HostTensor::strided(&data[1..], [3, 2, 4], 12, 5).unwrap();
         let packed = pack(&tensor);
+        assert_eq!(packed.len(), packed_bytes(&tensor));
         let values: Vec<f32> = packed.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
         assert_eq!(&values[..8], [1.0, 2.0, 3.0, 4.0, 6.0, 7.0, 8.0, 9.0]);
         let mut back = [-1f32; 40];
