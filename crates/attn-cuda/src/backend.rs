@@ -7,7 +7,7 @@ use attn_metadata::plan::PlanReport;
 use attn_metadata::{
     AttentionBackend, BackendConfig, BackendEntry, Batch, BatchLimits, Bucket, Capabilities, CaptureError,
     CaptureLimits, CreateError, DimRule, Feature, Io, Kv, ModelSpec, PLAIN, PoolShape, PrepareError, Prepared, Reason,
-    Role, RunError, SizeRule, Steps, SubBatch, check_batch, check_io, check_store,
+    Role, RunError, SizeRule, Steps, check_batch, check_io, check_store,
 };
 use kvpool::{Dtype, KvDtype};
 
@@ -19,7 +19,7 @@ use crate::policy::{GroupPolicy, Invariance, MAX_STRICT_KV_LEN};
 use crate::reports::report;
 use crate::space::{Cuda, CudaDevice};
 use crate::spans;
-use crate::step::{CudaStep, Grids, WorkspaceView};
+use crate::step::{CudaStep, WorkspaceView};
 use crate::tables::{self, Contents, Sizes};
 
 /// Its name in the registry.
@@ -243,7 +243,7 @@ impl CudaBackend {
         let side = SideStream::new(device).map_err(failed)?;
         let policies = GroupPolicy::of_model(model, &chosen, properties, keeps);
         let pool = PoolShape { num_pages: 0, page_size: model.page_size() };
-        let step = || CudaStep::new(policies.iter().map(|policy| policy.plan(pool)).collect(), pool);
+        let step = || CudaStep::new(policies.iter().map(|policy| policy.plan(pool)).collect());
         Ok(Self {
             name,
             model: Arc::clone(model),
@@ -298,7 +298,6 @@ impl CudaBackend {
     fn plan(&mut self, batch: &Batch, num_rows: u32) -> Result<(), PrepareError> {
         check_batch(self.name, batch, &self.model, &self.limits, &self.capabilities)?;
         let next = &mut self.next;
-        batch.select_into(&mut next.batch, SubBatch::First, |_| true);
         next.plans.iter_mut().for_each(|plan| plan.cut(batch));
         next.num_rows = num_rows;
         next.has_mask = batch.custom_mask().is_some();
@@ -336,15 +335,11 @@ impl CudaBackend {
         let has_slots = batch.slot_mapping().is_some();
         let contents = Contents { batch, num_rows: next.num_rows, has_slots };
         send_tables(name, staging, next, contents)?;
-        let shape = |(plan, (policy, group)): (&tables::GroupPlan, (&GroupPolicy, &attn_metadata::PlanGroup))| {
-            let view = workspace
-                .as_ref()
-                .map(|buffer| WorkspaceView::carve(buffer, plan.num_partial_rows(), group.heads.head_dim_vo));
-            (policy.eager_grids(plan, contents), view.unwrap_or_default())
-        };
-        let shapes: Vec<(Grids, WorkspaceView)> =
-            next.plans.iter().zip(policies.iter().zip(model.groups())).map(shape).collect();
-        next.place(shapes.into_iter());
+        next.place(|index, plan| {
+            let (rows, width) = (plan.num_partial_rows(), model.groups()[index].heads.head_dim_vo);
+            let view = workspace.as_ref().map(|buffer| WorkspaceView::carve(buffer, rows, width));
+            (policies[index].eager_grids(plan, contents), view.unwrap_or_default())
+        });
         Ok(())
     }
 
@@ -500,7 +495,7 @@ impl AttentionBackend<Cuda> for CudaBackend {
         let Self { steps, policies, model, device, captured_workspace, captured_counters, staging, name, .. } = self;
         steps.capture(bucket, |limits| {
             let pool = PoolShape { num_pages: limits.num_pool_pages, page_size: model.page_size() };
-            let mut step = CudaStep::new(policies.iter().map(|policy| policy.plan(pool)).collect(), pool);
+            let mut step = CudaStep::new(policies.iter().map(|policy| policy.plan(pool)).collect());
             let groups = policies.iter().zip(model.groups());
             let sizes = Sizes {
                 num_slots: if limits.appends { bucket.num_rows as usize } else { 0 },
@@ -523,12 +518,13 @@ impl AttentionBackend<Cuda> for CudaBackend {
             step.plans.iter_mut().for_each(|plan| plan.update(&batch));
             let contents = Contents { batch: &batch, num_rows: bucket.num_rows, has_slots: limits.appends };
             send_tables(name, staging, &step, contents)?;
-            step.place(groups.map(|(policy, group)| {
+            step.place(|index, _| {
+                let (policy, group) = (&policies[index], &model.groups()[index]);
                 let rows = policy.partial_row_bound(group, limits, bucket);
                 let view = captured_workspace.as_ref();
                 let view = view.map(|buffer| WorkspaceView::carve(buffer, rows, group.heads.head_dim_vo));
                 (policy.captured_grids(group, limits, bucket), view.unwrap_or_default())
-            }));
+            });
             Ok(step)
         })
     }
@@ -556,7 +552,6 @@ impl AttentionBackend<Cuda> for CudaBackend {
                 std::mem::swap(&mut planned.plans, &mut next.plans);
                 return Err(error.into());
             }
-            std::mem::swap(&mut planned.batch, &mut next.batch);
             Ok(())
         })
     }
