@@ -11,12 +11,13 @@ use attn_metadata::{
 };
 use kvpool::{Dtype, KvDtype};
 
-use crate::device::{Device, DeviceBuffer, DeviceError, SideStream, Staging, Tail};
+use crate::device::{DeviceBuffer, DeviceError, SideStream, Staging, Tail};
 use crate::entry::{self, Families, HEAD_DIM_UNIT, Limits, MAX_HEAD_DIM, kernels_of, kv_dtypes_for};
 use crate::kernel_set::{KernelSet, LayerConstants};
 use crate::launches::LayerCall;
-use crate::policy::{GroupPolicy, Invariance, MAX_STRICT_KV_LEN};
+use crate::policy::{GroupPolicy, Invariance, MAX_STRICT_KV_LEN, capture_limits};
 use crate::reports::report;
+use crate::room::Room;
 use crate::space::{Cuda, CudaDevice};
 use crate::spans;
 use crate::step::{CudaStep, WorkspaceView};
@@ -324,13 +325,16 @@ impl CudaBackend {
             num_kv_indices: batch.kv_indices().len(),
         };
         next.offsets.update(next.plans.iter().map(tables::GroupPlan::sizes), sizes);
-        grow(&mut next.tables, &device.device, next.offsets.len as u64, "a step's tables", DeviceBuffer::new)?;
+        let room = |what| Room { backend: name, device: &device.device, what };
+        // Tables that a graph was recorded with are left to it: a replay attends to what they say.
+        next.tables.take_if(|tables| Arc::strong_count(tables) > 1);
+        room("a step's tables").grow(&mut next.tables, next.offsets.len as u64, DeviceBuffer::new)?;
         let rows = next.plans.iter().map(tables::GroupPlan::num_partial_rows);
         let needs = rows.zip(model.groups()).map(|(rows, group)| workspace_bytes(rows, group.heads.head_dim_vo));
-        grow(workspace, &device.device, needs.max().unwrap_or(0), "partial states", DeviceBuffer::new)?;
+        room("partial states").grow(workspace, needs.max().unwrap_or(0), DeviceBuffer::new)?;
         next.workspace_buffer.clone_from(workspace);
         let bytes = next.plans.iter().map(tables::GroupPlan::counter_bytes).max().unwrap_or(0);
-        grow(counters, &device.device, bytes, "counters of partial states", DeviceBuffer::zeroed)?;
+        room("counters of partial states").grow(counters, bytes, DeviceBuffer::zeroed)?;
         next.counters.clone_from(counters);
         let has_slots = batch.slot_mapping().is_some();
         let contents = Contents { batch, num_rows: next.num_rows, has_slots };
@@ -386,30 +390,6 @@ impl CudaBackend {
 
 fn workspace_bytes(num_rows: u64, head_dim_vo: u32) -> u64 {
     attn_metadata::plan::WorkspaceLayout::new(num_rows, head_dim_vo).total_bytes()
-}
-
-/// Makes a buffer of so many bytes, which a message calls so.
-type MakeBuffer = fn(&Device, usize, &'static str) -> Result<DeviceBuffer, DeviceError>;
-
-/// Replaces a buffer that is too small by one that `make` gives; keeps it otherwise.
-fn grow(
-    buffer: &mut Option<Arc<DeviceBuffer>>,
-    device: &Device,
-    bytes: u64,
-    what: &'static str,
-    make: MakeBuffer,
-) -> Result<(), PrepareError> {
-    let there = buffer.as_ref().map_or(0, |buffer| buffer.len() as u64);
-    if bytes <= there {
-        return Ok(());
-    }
-    let too_much = |_| PrepareError::OutOfMemory { what, bytes };
-    let len = usize::try_from(bytes).map_err(too_much)?;
-    // Some room, so that batches that grow a little do not allocate each time.
-    let roomy = len.saturating_add(len / 4);
-    let made = make(device, roomy, what).or_else(|_| make(device, len, what));
-    *buffer = Some(Arc::new(made.map_err(|_| PrepareError::OutOfMemory { what, bytes })?));
-    Ok(())
 }
 
 /// Writes a step's tables and gives copies of what its batch uses of them to the stream: mostly one.
@@ -470,6 +450,8 @@ impl AttentionBackend<Cuda> for CudaBackend {
 
     fn init_capture_graph(&mut self, limits: &CaptureLimits) -> Result<(), CaptureError> {
         limits.validate()?;
+        let limits = &capture_limits(limits, &self.limits);
+        let room = |what| Room { backend: self.name, device: &self.device.device, what };
         let groups = self.policies.iter().zip(self.model.groups());
         let bytes = |(policy, group): (&GroupPolicy, &attn_metadata::PlanGroup)| {
             let rows = limits.buckets.iter().map(|bucket| policy.partial_row_bound(group, limits, *bucket)).max();
@@ -477,14 +459,14 @@ impl AttentionBackend<Cuda> for CudaBackend {
         };
         let bytes = groups.map(bytes).max().unwrap_or(0);
         let (mut workspace, mut counters) = (None, None);
-        grow(&mut workspace, &self.device.device, bytes, "partial states of captured steps", DeviceBuffer::new)?;
+        room("partial states of captured steps").grow(&mut workspace, bytes, DeviceBuffer::new)?;
         let groups = self.policies.iter().zip(self.model.groups());
         let bytes = |(policy, group): (&GroupPolicy, &attn_metadata::PlanGroup)| {
             let of_bucket = |bucket: &Bucket| policy.size_bound(group, limits, *bucket).counter_bytes(&group.heads);
             limits.buckets.iter().map(of_bucket).max().unwrap_or(0)
         };
         let bytes = groups.map(bytes).max().unwrap_or(0);
-        grow(&mut counters, &self.device.device, bytes, "counters of captured steps", DeviceBuffer::zeroed)?;
+        room("counters of captured steps").grow(&mut counters, bytes, DeviceBuffer::zeroed)?;
         self.steps.init_capture(limits)?;
         self.captured_workspace = workspace;
         self.captured_counters = counters;
@@ -504,14 +486,9 @@ impl AttentionBackend<Cuda> for CudaBackend {
             };
             step.num_rows = bucket.num_rows;
             step.num_kv_indices = i32::try_from(sizes.num_kv_indices).unwrap_or(i32::MAX);
-            step.offsets.update(groups.clone().map(|(policy, group)| policy.size_bound(group, limits, bucket)), sizes);
-            grow(
-                &mut step.tables,
-                &device.device,
-                step.offsets.len as u64,
-                "tables of a captured step",
-                DeviceBuffer::new,
-            )?;
+            step.offsets.update(groups.map(|(policy, group)| policy.size_bound(group, limits, bucket)), sizes);
+            let room = Room { backend: name, device: &device.device, what: "tables of a captured step" };
+            room.grow(&mut step.tables, step.offsets.len as u64, DeviceBuffer::new)?;
             step.workspace_buffer.clone_from(captured_workspace);
             step.counters.clone_from(captured_counters);
             let batch = Batch::empty(pool);

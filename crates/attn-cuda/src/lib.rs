@@ -27,6 +27,7 @@ mod on_host;
 mod policy;
 mod rates;
 mod reports;
+mod room;
 mod space;
 mod spans;
 mod step;

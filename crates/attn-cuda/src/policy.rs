@@ -220,6 +220,11 @@ impl GroupPolicy {
     }
 }
 
+/// What the steps of a bucket are bounded by on a backend with limits of its own, which refuses longer requests.
+pub(crate) fn capture_limits(limits: &CaptureLimits, own: &BatchLimits) -> CaptureLimits {
+    CaptureLimits { max_kv_len: limits.max_kv_len.min(own.max_kv_len), ..limits.clone() }
+}
+
 /// Tiles that cutting for a last round adds, at most.
 fn max_rest_tiles(config: &PlanConfig, group: &PlanGroup) -> usize {
     let Sharing::LongestFirst { rest_len, .. } = config.sharing else { return 0 };
