@@ -22,6 +22,7 @@ use crate::space::{Cuda, CudaDevice};
 use crate::spans;
 use crate::step::{CudaStep, WorkspaceView};
 use crate::tables::{self, Contents, Sizes};
+use crate::windows::require_positions;
 
 /// Its name in the registry.
 pub(crate) const NAME: &str = "cuda";
@@ -298,6 +299,7 @@ impl CudaBackend {
     /// Plans a batch on the host, into `next`.
     fn plan(&mut self, batch: &Batch, num_rows: u32) -> Result<(), PrepareError> {
         check_batch(self.name, batch, &self.model, &self.limits, &self.capabilities)?;
+        require_positions(&self.model, batch, self.limits.max_kv_len)?;
         let next = &mut self.next;
         next.plans.iter_mut().for_each(|plan| plan.cut(batch));
         next.num_rows = num_rows;
@@ -372,6 +374,7 @@ impl CudaBackend {
             kernels: &self.kernels,
             model: &self.model,
             layer: &self.model.layers()[layer],
+            max_kv_len: self.limits.max_kv_len,
             constants: &self.layers[layer],
             step: self.steps.get(step)?,
             group: self.model.group_of(layer).expect("the layer was checked"),

@@ -18,6 +18,7 @@ use crate::kernel_set::{KernelSet, LayerConstants};
 use crate::params::{AttnParams, MergeStatesParams, StoreKvParams, page_division};
 use crate::space::Cuda;
 use crate::step::{CudaStep, GroupTables, PartTables};
+use crate::windows::kernel_window;
 
 /// Thread blocks a multiprocessor for kernels that stream over rows.
 const STREAM_BLOCKS_PER_SM: u32 = 4;
@@ -28,6 +29,8 @@ pub(crate) struct LayerCall<'a> {
     pub(crate) kernels: &'a KernelSet,
     pub(crate) model: &'a ModelSpec,
     pub(crate) layer: &'a Layer,
+    /// KV tokens of a request, at most.
+    pub(crate) max_kv_len: u32,
     pub(crate) constants: &'a LayerConstants,
     pub(crate) step: &'a CudaStep,
     pub(crate) group: usize,
@@ -210,7 +213,7 @@ impl LayerCall<'_> {
             page_magic,
             page_shift,
             causal: i32::from(layer.is_causal()),
-            window_left: layer.window_left().map_or(-1, |w| i32::try_from(w).unwrap_or(i32::MAX)),
+            window_left: kernel_window(layer.window_left(), self.max_kv_len),
             sm_scale: layer.sm_scale(),
             softcap: layer.softcap().unwrap_or(0.0),
             k_scale: self.cache.format().k_scale(),

@@ -32,6 +32,7 @@ mod space;
 mod spans;
 mod step;
 mod tables;
+mod windows;
 
 pub use cudarc;
 
