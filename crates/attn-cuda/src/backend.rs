@@ -165,8 +165,8 @@ pub struct CudaBackend {
     staging: Staging,
     /// Where blocks of the two attention kernels claim what they compute; each leaves zeros.
     claims: Arc<DeviceBuffer>,
-    /// Where decoding runs beside prefill.
-    side: SideStream,
+    /// Where decoding runs beside prefill; `None`: no group's parts ever run at once.
+    side: Option<SideStream>,
     /// Partial states of uncaptured steps; grows.
     workspace: Option<Arc<DeviceBuffer>>,
     /// Partial states of captured steps, all of them; made with the limits.
@@ -242,8 +242,9 @@ impl CudaBackend {
         let constants = model.layers().iter().zip(&chosen).map(|(l, k)| LayerConstants::new(device, l, *k));
         let layers = constants.collect::<Result<Vec<_>, _>>().map_err(failed)?;
         let claims = DeviceBuffer::zeroed(device, 2 * CLAIM_BYTES, "claims").map_err(failed)?;
-        let side = SideStream::new(device).map_err(failed)?;
         let policies = GroupPolicy::of_model(model, &chosen, properties, keeps);
+        let may_be_at_once = policies.iter().any(GroupPolicy::may_be_at_once);
+        let side = may_be_at_once.then(|| SideStream::new(device)).transpose().map_err(failed)?;
         let pool = PoolShape { num_pages: 0, page_size: model.page_size() };
         let step = || CudaStep::new(policies.iter().map(|policy| policy.plan(pool)).collect());
         Ok(Self {
@@ -380,7 +381,7 @@ impl CudaBackend {
             group: self.model.group_of(layer).expect("the layer was checked"),
             cache: kv.cache(),
             claims: &self.claims,
-            side: &self.side,
+            side: self.side.as_ref(),
             check: check.map_err(&failed)?,
         })
     }

@@ -37,8 +37,8 @@ pub(crate) struct LayerCall<'a> {
     pub(crate) cache: &'a CudaKv,
     /// Where blocks claim work, decoding first: zeros, as each kernel leaves it.
     pub(crate) claims: &'a DeviceBuffer,
-    /// Where decoding runs beside prefill.
-    pub(crate) side: &'a SideStream,
+    /// Where decoding runs beside prefill, where it does.
+    pub(crate) side: Option<&'a SideStream>,
     /// Where checked kernels leave their record; 0: kernels do not check.
     pub(crate) check: u64,
 }
@@ -78,19 +78,31 @@ impl LayerCall<'_> {
         out: &CudaTensorMut<'_>,
         lse: Option<&CudaLseMut<'_>>,
     ) -> Result<(), DeviceError> {
-        let params = self.attn_params(q, out, lse);
         let tables = &self.step.groups[self.group];
+        let counters = self.counters(tables);
+        let params = self.attn_params(q, out, lse);
+        let params = AttnParams { counters: counters.map_or(0, DeviceBuffer::address), ..params };
+        let attended = self.attend_and_merge(tables, &params);
+        if let (Err(_), Some(counters)) = (&attended, counters) {
+            // Merging leaves zeros, decoding alone does not, and with what it left later steps would merge states that are
+            // not there yet. Where this fails too, the context is lost, or a recording, of which nothing will run.
+            let _ = counters.clear();
+        }
+        attended
+    }
+
+    /// All launches of a call.
+    fn attend_and_merge(&self, tables: &GroupTables, params: &AttnParams) -> Result<(), DeviceError> {
         let [decode, extend] = &tables.parts;
-        let params = AttnParams { counters: self.counters(tables), ..params };
-        if tables.is_at_once {
+        if let Some(side) = self.side.filter(|_| tables.is_at_once) {
             // Prefill first: its blocks need a multiprocessor each, while decoding takes whatever is free.
-            self.side.beside(|side| {
-                self.attend_part(extend, &params, None)?;
-                self.attend_part(decode, &params, Some(side))
+            side.beside(|side| {
+                self.attend_part(extend, params, None)?;
+                self.attend_part(decode, params, Some(side))
             })?;
         } else {
-            self.attend_part(decode, &params, None)?;
-            self.attend_part(extend, &params, None)?;
+            self.attend_part(decode, params, None)?;
+            self.attend_part(extend, params, None)?;
         }
         // What comes next may start early, which waits for one kernel before it: where two end together merging is that one,
         // also where nothing is merged.
@@ -99,7 +111,7 @@ impl LayerCall<'_> {
             return Ok(());
         }
         let entry = self.constants.kernels.merge;
-        let params = AttnParams { step: tables.merge_step, tiles: tables.tiles, ..params };
+        let params = AttnParams { step: tables.merge_step, tiles: tables.tiles, ..*params };
         let kernel = self.kernels.attention(self.device, entry, self.check != 0)?;
         // Blocks that find room at once: they rehearse while they wait, later ones would do it for nothing.
         let resident = entry.blocks_per_sm * self.device.properties().num_sms;
@@ -152,12 +164,12 @@ impl LayerCall<'_> {
         unsafe { kernel.launch_beside(side, &shape, params) }
     }
 
-    /// Where partial states are counted, so that merging need not wait for the end of the kernel that decodes; 0: it waits
-    /// for the end of all that is before it, which may be another kernel.
-    fn counters(&self, tables: &GroupTables) -> u64 {
+    /// Where partial states are counted, so that merging need not wait for the end of the kernel that decodes; `None`: it
+    /// waits for the end of all that is before it, which may be another kernel.
+    fn counters(&self, tables: &GroupTables) -> Option<&DeviceBuffer> {
         let [decode, extend] = &tables.parts;
         let is_followed = tables.merge_grid > 0 && decode.grid > 0 && extend.grid == 0;
-        self.step.counters.as_ref().filter(|_| is_followed).map_or(0, |buffer| buffer.address())
+        self.step.counters.as_deref().filter(|_| is_followed)
     }
 
     fn streaming_blocks(&self) -> u32 {

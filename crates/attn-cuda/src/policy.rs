@@ -122,6 +122,11 @@ impl GroupPolicy {
         self.decode.is_some()
     }
 
+    /// Whether there are batches whose parts run at the same time.
+    pub(crate) const fn may_be_at_once(&self) -> bool {
+        self.rates.is_some()
+    }
+
     /// Name of a part's kernel, for reports.
     pub(crate) const fn label(&self, is_decode: bool) -> &'static str {
         if is_decode { self.labels[0] } else { self.labels[1] }
@@ -134,7 +139,7 @@ impl GroupPolicy {
             decode: self.decode.map(part),
             extend: part(self.extend),
             max_decode_q_len: self.max_decode_q_len,
-            may_be_at_once: self.rates.is_some(),
+            may_be_at_once: self.may_be_at_once(),
         }
     }
 

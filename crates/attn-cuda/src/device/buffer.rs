@@ -97,6 +97,15 @@ impl DeviceBuffer {
     /// # Errors
     /// [`DeviceError::Driver`].
     pub fn fill(&mut self, byte: u8) -> Result<(), DeviceError> {
+        self.set(byte)
+    }
+
+    /// Sets every byte to zero, in stream order. Work given before sees what was there, so it is not borrowed for writing.
+    pub(crate) fn clear(&self) -> Result<(), DeviceError> {
+        self.set(0)
+    }
+
+    fn set(&self, byte: u8) -> Result<(), DeviceError> {
         if self.len == 0 {
             return Ok(());
         }
