@@ -277,6 +277,9 @@ impl CudaBackend {
     /// What a recording of [`forward`](AttentionBackend::forward) with this step uses, besides the caller's tensors:
     /// give it to [`Graph::record`](crate::device::Graph::record).
     ///
+    /// Whoever holds it keeps the tables of an uncaptured step as they are: later steps get others. Those of a captured one
+    /// are replaced by [`prepare_for_replay`](AttentionBackend::prepare_for_replay).
+    ///
     /// # Errors
     /// [`RunError::StalePlan`].
     pub fn keeps(&self, step: &Prepared) -> Result<Vec<Arc<dyn Any + Send + Sync>>, RunError> {
