@@ -7,20 +7,22 @@ use attn_metadata::plan::PlanReport;
 use attn_metadata::{
     AttentionBackend, BackendConfig, BackendEntry, Batch, BatchLimits, Bucket, Capabilities, CaptureError,
     CaptureLimits, CreateError, DimRule, Feature, Io, Kv, ModelSpec, PLAIN, PoolShape, PrepareError, Prepared, Reason,
-    Role, RunError, SizeRule, Steps, SubBatch, check_batch, check_io, check_store,
+    Role, RunError, SizeRule, Steps, check_batch, check_io, check_store,
 };
 use kvpool::{Dtype, KvDtype};
 
-use crate::device::{Device, DeviceBuffer, DeviceError, SideStream, Staging, Tail};
+use crate::device::{DeviceBuffer, DeviceError, SideStream, Staging, Tail};
 use crate::entry::{self, Families, HEAD_DIM_UNIT, Limits, MAX_HEAD_DIM, kernels_of, kv_dtypes_for};
 use crate::kernel_set::{KernelSet, LayerConstants};
 use crate::launches::LayerCall;
-use crate::policy::{GroupPolicy, Invariance, MAX_STRICT_KV_LEN};
+use crate::policy::{GroupPolicy, Invariance, MAX_STRICT_KV_LEN, capture_limits};
 use crate::reports::report;
+use crate::room::Room;
 use crate::space::{Cuda, CudaDevice};
 use crate::spans;
-use crate::step::{CudaStep, Grids, WorkspaceView};
+use crate::step::{CudaStep, WorkspaceView};
 use crate::tables::{self, Contents, Sizes};
+use crate::windows::require_positions;
 
 /// Its name in the registry.
 pub(crate) const NAME: &str = "cuda";
@@ -163,8 +165,8 @@ pub struct CudaBackend {
     staging: Staging,
     /// Where blocks of the two attention kernels claim what they compute; each leaves zeros.
     claims: Arc<DeviceBuffer>,
-    /// Where decoding runs beside prefill.
-    side: SideStream,
+    /// Where decoding runs beside prefill; `None`: no group's parts ever run at once.
+    side: Option<SideStream>,
     /// Partial states of uncaptured steps; grows.
     workspace: Option<Arc<DeviceBuffer>>,
     /// Partial states of captured steps, all of them; made with the limits.
@@ -240,10 +242,11 @@ impl CudaBackend {
         let constants = model.layers().iter().zip(&chosen).map(|(l, k)| LayerConstants::new(device, l, *k));
         let layers = constants.collect::<Result<Vec<_>, _>>().map_err(failed)?;
         let claims = DeviceBuffer::zeroed(device, 2 * CLAIM_BYTES, "claims").map_err(failed)?;
-        let side = SideStream::new(device).map_err(failed)?;
         let policies = GroupPolicy::of_model(model, &chosen, properties, keeps);
+        let may_be_at_once = policies.iter().any(GroupPolicy::may_be_at_once);
+        let side = may_be_at_once.then(|| SideStream::new(device)).transpose().map_err(failed)?;
         let pool = PoolShape { num_pages: 0, page_size: model.page_size() };
-        let step = || CudaStep::new(policies.iter().map(|policy| policy.plan(pool)).collect(), pool);
+        let step = || CudaStep::new(policies.iter().map(|policy| policy.plan(pool)).collect());
         Ok(Self {
             name,
             model: Arc::clone(model),
@@ -274,6 +277,9 @@ impl CudaBackend {
     /// What a recording of [`forward`](AttentionBackend::forward) with this step uses, besides the caller's tensors:
     /// give it to [`Graph::record`](crate::device::Graph::record).
     ///
+    /// Whoever holds it keeps the tables of an uncaptured step as they are: later steps get others. Those of a captured one
+    /// are replaced by [`prepare_for_replay`](AttentionBackend::prepare_for_replay).
+    ///
     /// # Errors
     /// [`RunError::StalePlan`].
     pub fn keeps(&self, step: &Prepared) -> Result<Vec<Arc<dyn Any + Send + Sync>>, RunError> {
@@ -297,8 +303,8 @@ impl CudaBackend {
     /// Plans a batch on the host, into `next`.
     fn plan(&mut self, batch: &Batch, num_rows: u32) -> Result<(), PrepareError> {
         check_batch(self.name, batch, &self.model, &self.limits, &self.capabilities)?;
+        require_positions(&self.model, batch, self.limits.max_kv_len)?;
         let next = &mut self.next;
-        batch.select_into(&mut next.batch, SubBatch::First, |_| true);
         next.plans.iter_mut().for_each(|plan| plan.cut(batch));
         next.num_rows = num_rows;
         next.has_mask = batch.custom_mask().is_some();
@@ -325,26 +331,25 @@ impl CudaBackend {
             num_kv_indices: batch.kv_indices().len(),
         };
         next.offsets.update(next.plans.iter().map(tables::GroupPlan::sizes), sizes);
-        grow(&mut next.tables, &device.device, next.offsets.len as u64, "a step's tables", DeviceBuffer::new)?;
+        let room = |what| Room { backend: name, device: &device.device, what };
+        // Tables that a graph was recorded with are left to it: a replay attends to what they say.
+        next.tables.take_if(|tables| Arc::strong_count(tables) > 1);
+        room("a step's tables").grow(&mut next.tables, next.offsets.len as u64, DeviceBuffer::new)?;
         let rows = next.plans.iter().map(tables::GroupPlan::num_partial_rows);
         let needs = rows.zip(model.groups()).map(|(rows, group)| workspace_bytes(rows, group.heads.head_dim_vo));
-        grow(workspace, &device.device, needs.max().unwrap_or(0), "partial states", DeviceBuffer::new)?;
+        room("partial states").grow(workspace, needs.max().unwrap_or(0), DeviceBuffer::new)?;
         next.workspace_buffer.clone_from(workspace);
         let bytes = next.plans.iter().map(tables::GroupPlan::counter_bytes).max().unwrap_or(0);
-        grow(counters, &device.device, bytes, "counters of partial states", DeviceBuffer::zeroed)?;
+        room("counters of partial states").grow(counters, bytes, DeviceBuffer::zeroed)?;
         next.counters.clone_from(counters);
         let has_slots = batch.slot_mapping().is_some();
         let contents = Contents { batch, num_rows: next.num_rows, has_slots };
         send_tables(name, staging, next, contents)?;
-        let shape = |(plan, (policy, group)): (&tables::GroupPlan, (&GroupPolicy, &attn_metadata::PlanGroup))| {
-            let view = workspace
-                .as_ref()
-                .map(|buffer| WorkspaceView::carve(buffer, plan.num_partial_rows(), group.heads.head_dim_vo));
-            (policy.eager_grids(plan, contents), view.unwrap_or_default())
-        };
-        let shapes: Vec<(Grids, WorkspaceView)> =
-            next.plans.iter().zip(policies.iter().zip(model.groups())).map(shape).collect();
-        next.place(shapes.into_iter());
+        next.place(|index, plan| {
+            let (rows, width) = (plan.num_partial_rows(), model.groups()[index].heads.head_dim_vo);
+            let view = workspace.as_ref().map(|buffer| WorkspaceView::carve(buffer, rows, width));
+            (policies[index].eager_grids(plan, contents), view.unwrap_or_default())
+        });
         Ok(())
     }
 
@@ -361,24 +366,25 @@ impl CudaBackend {
 
     /// What the launches of a layer need; its tensors were checked, but for their alignment.
     fn call<'a>(&'a self, step: &Prepared, layer: usize, kv: &'a Kv<'_, Cuda>) -> Result<LayerCall<'a>, RunError> {
-        let failed = self.environment(layer);
-        kv.cache().require_aligned().map_err(&failed)?;
+        let (failed, device) = (self.environment(layer), &self.device.device);
+        kv.cache().require_usable(device).map_err(&failed)?;
         if let Kv::Append { k, v, .. } = kv {
-            k.require_aligned("k").map_err(&failed)?;
-            v.as_ref().map_or(Ok(()), |v| v.require_aligned("v")).map_err(&failed)?;
+            k.require_usable("k", device).map_err(&failed)?;
+            v.as_ref().map_or(Ok(()), |v| v.require_usable("v", device)).map_err(&failed)?;
         }
         let check = if self.device.is_checked { self.device.device.trap_address() } else { Ok(0) };
         Ok(LayerCall {
-            device: &self.device.device,
+            device,
             kernels: &self.kernels,
             model: &self.model,
             layer: &self.model.layers()[layer],
+            max_kv_len: self.limits.max_kv_len,
             constants: &self.layers[layer],
             step: self.steps.get(step)?,
             group: self.model.group_of(layer).expect("the layer was checked"),
             cache: kv.cache(),
             claims: &self.claims,
-            side: &self.side,
+            side: self.side.as_ref(),
             check: check.map_err(&failed)?,
         })
     }
@@ -391,30 +397,6 @@ impl CudaBackend {
 
 fn workspace_bytes(num_rows: u64, head_dim_vo: u32) -> u64 {
     attn_metadata::plan::WorkspaceLayout::new(num_rows, head_dim_vo).total_bytes()
-}
-
-/// Makes a buffer of so many bytes, which a message calls so.
-type MakeBuffer = fn(&Device, usize, &'static str) -> Result<DeviceBuffer, DeviceError>;
-
-/// Replaces a buffer that is too small by one that `make` gives; keeps it otherwise.
-fn grow(
-    buffer: &mut Option<Arc<DeviceBuffer>>,
-    device: &Device,
-    bytes: u64,
-    what: &'static str,
-    make: MakeBuffer,
-) -> Result<(), PrepareError> {
-    let there = buffer.as_ref().map_or(0, |buffer| buffer.len() as u64);
-    if bytes <= there {
-        return Ok(());
-    }
-    let too_much = |_| PrepareError::OutOfMemory { what, bytes };
-    let len = usize::try_from(bytes).map_err(too_much)?;
-    // Some room, so that batches that grow a little do not allocate each time.
-    let roomy = len.saturating_add(len / 4);
-    let made = make(device, roomy, what).or_else(|_| make(device, len, what));
-    *buffer = Some(Arc::new(made.map_err(|_| PrepareError::OutOfMemory { what, bytes })?));
-    Ok(())
 }
 
 /// Writes a step's tables and gives copies of what its batch uses of them to the stream: mostly one.
@@ -458,10 +440,11 @@ impl AttentionBackend<Cuda> for CudaBackend {
     fn forward(&mut self, step: &Prepared, layer: usize, io: Io<'_, Cuda>) -> Result<(), RunError> {
         self.steps.get(step)?;
         check_io(&self.model, step, layer, &io)?;
-        let failed = self.environment(layer);
+        let (failed, device) = (self.environment(layer), &self.device.device);
         let Io { q, kv, out, lse, .. } = io;
-        q.require_aligned("q").map_err(&failed)?;
-        out.require_aligned("out").map_err(&failed)?;
+        q.require_usable("q", device).map_err(&failed)?;
+        out.require_usable("out", device).map_err(&failed)?;
+        lse.as_ref().map_or(Ok(()), |lse| lse.require_usable("lse", device)).map_err(&failed)?;
         let call = self.call(step, layer, &kv)?;
         call.store_new(&kv).map_err(&failed)?;
         call.attend(q, &out, lse.as_ref()).map_err(&failed)
@@ -474,6 +457,8 @@ impl AttentionBackend<Cuda> for CudaBackend {
 
     fn init_capture_graph(&mut self, limits: &CaptureLimits) -> Result<(), CaptureError> {
         limits.validate()?;
+        let limits = &capture_limits(limits, &self.limits);
+        let room = |what| Room { backend: self.name, device: &self.device.device, what };
         let groups = self.policies.iter().zip(self.model.groups());
         let bytes = |(policy, group): (&GroupPolicy, &attn_metadata::PlanGroup)| {
             let rows = limits.buckets.iter().map(|bucket| policy.partial_row_bound(group, limits, *bucket)).max();
@@ -481,14 +466,14 @@ impl AttentionBackend<Cuda> for CudaBackend {
         };
         let bytes = groups.map(bytes).max().unwrap_or(0);
         let (mut workspace, mut counters) = (None, None);
-        grow(&mut workspace, &self.device.device, bytes, "partial states of captured steps", DeviceBuffer::new)?;
+        room("partial states of captured steps").grow(&mut workspace, bytes, DeviceBuffer::new)?;
         let groups = self.policies.iter().zip(self.model.groups());
         let bytes = |(policy, group): (&GroupPolicy, &attn_metadata::PlanGroup)| {
             let of_bucket = |bucket: &Bucket| policy.size_bound(group, limits, *bucket).counter_bytes(&group.heads);
             limits.buckets.iter().map(of_bucket).max().unwrap_or(0)
         };
         let bytes = groups.map(bytes).max().unwrap_or(0);
-        grow(&mut counters, &self.device.device, bytes, "counters of captured steps", DeviceBuffer::zeroed)?;
+        room("counters of captured steps").grow(&mut counters, bytes, DeviceBuffer::zeroed)?;
         self.steps.init_capture(limits)?;
         self.captured_workspace = workspace;
         self.captured_counters = counters;
@@ -499,7 +484,7 @@ impl AttentionBackend<Cuda> for CudaBackend {
         let Self { steps, policies, model, device, captured_workspace, captured_counters, staging, name, .. } = self;
         steps.capture(bucket, |limits| {
             let pool = PoolShape { num_pages: limits.num_pool_pages, page_size: model.page_size() };
-            let mut step = CudaStep::new(policies.iter().map(|policy| policy.plan(pool)).collect(), pool);
+            let mut step = CudaStep::new(policies.iter().map(|policy| policy.plan(pool)).collect());
             let groups = policies.iter().zip(model.groups());
             let sizes = Sizes {
                 num_slots: if limits.appends { bucket.num_rows as usize } else { 0 },
@@ -508,26 +493,22 @@ impl AttentionBackend<Cuda> for CudaBackend {
             };
             step.num_rows = bucket.num_rows;
             step.num_kv_indices = i32::try_from(sizes.num_kv_indices).unwrap_or(i32::MAX);
-            step.offsets.update(groups.clone().map(|(policy, group)| policy.size_bound(group, limits, bucket)), sizes);
-            grow(
-                &mut step.tables,
-                &device.device,
-                step.offsets.len as u64,
-                "tables of a captured step",
-                DeviceBuffer::new,
-            )?;
+            step.offsets.update(groups.map(|(policy, group)| policy.size_bound(group, limits, bucket)), sizes);
+            let room = Room { backend: name, device: &device.device, what: "tables of a captured step" };
+            room.grow(&mut step.tables, step.offsets.len as u64, DeviceBuffer::new)?;
             step.workspace_buffer.clone_from(captured_workspace);
             step.counters.clone_from(captured_counters);
             let batch = Batch::empty(pool);
             step.plans.iter_mut().for_each(|plan| plan.update(&batch));
             let contents = Contents { batch: &batch, num_rows: bucket.num_rows, has_slots: limits.appends };
             send_tables(name, staging, &step, contents)?;
-            step.place(groups.map(|(policy, group)| {
+            step.place(|index, _| {
+                let (policy, group) = (&policies[index], &model.groups()[index]);
                 let rows = policy.partial_row_bound(group, limits, bucket);
                 let view = captured_workspace.as_ref();
                 let view = view.map(|buffer| WorkspaceView::carve(buffer, rows, group.heads.head_dim_vo));
                 (policy.captured_grids(group, limits, bucket), view.unwrap_or_default())
-            }));
+            });
             Ok(step)
         })
     }
@@ -555,7 +536,6 @@ impl AttentionBackend<Cuda> for CudaBackend {
                 std::mem::swap(&mut planned.plans, &mut next.plans);
                 return Err(error.into());
             }
-            std::mem::swap(&mut planned.batch, &mut next.batch);
             Ok(())
         })
     }

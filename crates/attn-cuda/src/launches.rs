@@ -18,6 +18,7 @@ use crate::kernel_set::{KernelSet, LayerConstants};
 use crate::params::{AttnParams, MergeStatesParams, StoreKvParams, page_division};
 use crate::space::Cuda;
 use crate::step::{CudaStep, GroupTables, PartTables};
+use crate::windows::kernel_window;
 
 /// Thread blocks a multiprocessor for kernels that stream over rows.
 const STREAM_BLOCKS_PER_SM: u32 = 4;
@@ -28,29 +29,31 @@ pub(crate) struct LayerCall<'a> {
     pub(crate) kernels: &'a KernelSet,
     pub(crate) model: &'a ModelSpec,
     pub(crate) layer: &'a Layer,
+    /// KV tokens of a request, at most.
+    pub(crate) max_kv_len: u32,
     pub(crate) constants: &'a LayerConstants,
     pub(crate) step: &'a CudaStep,
     pub(crate) group: usize,
     pub(crate) cache: &'a CudaKv,
     /// Where blocks claim work, decoding first: zeros, as each kernel leaves it.
     pub(crate) claims: &'a DeviceBuffer,
-    /// Where decoding runs beside prefill.
-    pub(crate) side: &'a SideStream,
+    /// Where decoding runs beside prefill, where it does.
+    pub(crate) side: Option<&'a SideStream>,
     /// Where checked kernels leave their record; 0: kernels do not check.
     pub(crate) check: u64,
 }
 
-/// New KV. Where values are the first columns of the keys, `v` is `k`: their columns are then written twice, alike.
+/// New KV. Where values are columns of the keys there is no `v`: writing the keys writes them.
 struct NewKv<'a> {
     k: CudaTensor<'a>,
-    v: CudaTensor<'a>,
+    v: Option<CudaTensor<'a>>,
 }
 
 impl LayerCall<'_> {
     /// Writes what a call appends, if it does.
     pub(crate) fn store_new(&self, kv: &Kv<'_, Cuda>) -> Result<(), DeviceError> {
         match kv {
-            Kv::Append { k, v, .. } => self.store(&NewKv { k: *k, v: v.unwrap_or(*k) }),
+            Kv::Append { k, v, .. } => self.store(&NewKv { k: *k, v: *v }),
             Kv::Attend { .. } => Ok(()),
         }
     }
@@ -63,7 +66,8 @@ impl LayerCall<'_> {
         let grid = num_rows.min(self.streaming_blocks());
         let kernel = self.kernels.store(self.device, entry, self.check != 0)?;
         let shape = self.shape(&kernel, entry, grid);
-        // SAFETY: see the module: slots are in the pool or negative, k and v have a row for each slot.
+        // SAFETY: see the module: slots are in the pool or negative, k has a row for each slot, and so has v where one is
+        // written: its width is 0 otherwise.
         unsafe { kernel.launch(&shape, &params) }
     }
 
@@ -74,19 +78,31 @@ impl LayerCall<'_> {
         out: &CudaTensorMut<'_>,
         lse: Option<&CudaLseMut<'_>>,
     ) -> Result<(), DeviceError> {
-        let params = self.attn_params(q, out, lse);
         let tables = &self.step.groups[self.group];
+        let counters = self.counters(tables);
+        let params = self.attn_params(q, out, lse);
+        let params = AttnParams { counters: counters.map_or(0, DeviceBuffer::address), ..params };
+        let attended = self.attend_and_merge(tables, &params);
+        if let (Err(_), Some(counters)) = (&attended, counters) {
+            // Merging leaves zeros, decoding alone does not, and with what it left later steps would merge states that are
+            // not there yet. Where this fails too, the context is lost, or a recording, of which nothing will run.
+            let _ = counters.clear();
+        }
+        attended
+    }
+
+    /// All launches of a call.
+    fn attend_and_merge(&self, tables: &GroupTables, params: &AttnParams) -> Result<(), DeviceError> {
         let [decode, extend] = &tables.parts;
-        let params = AttnParams { counters: self.counters(tables), ..params };
-        if tables.is_at_once {
+        if let Some(side) = self.side.filter(|_| tables.is_at_once) {
             // Prefill first: its blocks need a multiprocessor each, while decoding takes whatever is free.
-            self.side.beside(|side| {
-                self.attend_part(extend, &params, None)?;
-                self.attend_part(decode, &params, Some(side))
+            side.beside(|side| {
+                self.attend_part(extend, params, None)?;
+                self.attend_part(decode, params, Some(side))
             })?;
         } else {
-            self.attend_part(decode, &params, None)?;
-            self.attend_part(extend, &params, None)?;
+            self.attend_part(decode, params, None)?;
+            self.attend_part(extend, params, None)?;
         }
         // What comes next may start early, which waits for one kernel before it: where two end together merging is that one,
         // also where nothing is merged.
@@ -95,7 +111,7 @@ impl LayerCall<'_> {
             return Ok(());
         }
         let entry = self.constants.kernels.merge;
-        let params = AttnParams { step: tables.merge_step, tiles: tables.tiles, ..params };
+        let params = AttnParams { step: tables.merge_step, tiles: tables.tiles, ..*params };
         let kernel = self.kernels.attention(self.device, entry, self.check != 0)?;
         // Blocks that find room at once: they rehearse while they wait, later ones would do it for nothing.
         let resident = entry.blocks_per_sm * self.device.properties().num_sms;
@@ -148,12 +164,12 @@ impl LayerCall<'_> {
         unsafe { kernel.launch_beside(side, &shape, params) }
     }
 
-    /// Where partial states are counted, so that merging need not wait for the end of the kernel that decodes; 0: it waits
-    /// for the end of all that is before it, which may be another kernel.
-    fn counters(&self, tables: &GroupTables) -> u64 {
+    /// Where partial states are counted, so that merging need not wait for the end of the kernel that decodes; `None`: it
+    /// waits for the end of all that is before it, which may be another kernel.
+    fn counters(&self, tables: &GroupTables) -> Option<&DeviceBuffer> {
         let [decode, extend] = &tables.parts;
         let is_followed = tables.merge_grid > 0 && decode.grid > 0 && extend.grid == 0;
-        self.step.counters.as_ref().filter(|_| is_followed).map_or(0, |buffer| buffer.address())
+        self.step.counters.as_deref().filter(|_| is_followed)
     }
 
     fn streaming_blocks(&self) -> u32 {
@@ -209,7 +225,7 @@ impl LayerCall<'_> {
             page_magic,
             page_shift,
             causal: i32::from(layer.is_causal()),
-            window_left: layer.window_left().map_or(-1, |w| i32::try_from(w).unwrap_or(i32::MAX)),
+            window_left: kernel_window(layer.window_left(), self.max_kv_len),
             sm_scale: layer.sm_scale(),
             softcap: layer.softcap().unwrap_or(0.0),
             k_scale: self.cache.format().k_scale(),
@@ -229,15 +245,15 @@ impl LayerCall<'_> {
         let (page_magic, page_shift) = page_division(self.model.page_size().get());
         StoreKvParams {
             k: new.k.address(),
-            v: new.v.address(),
+            v: new.v.map_or(0, |v| v.address()),
             k_cache: self.cache.plane_address(&k),
             v_cache: self.cache.plane_address(&v),
             slots: self.step.slots,
             check: self.check,
             k_stride_row: wide(new.k.row_stride()),
             k_stride_head: wide(new.k.head_stride()),
-            v_stride_row: wide(new.v.row_stride()),
-            v_stride_head: wide(new.v.head_stride()),
+            v_stride_row: new.v.map_or(0, |v| wide(v.row_stride())),
+            v_stride_head: new.v.map_or(0, |v| wide(v.head_stride())),
             k_cache_stride_page: wide(k.strides.page),
             k_cache_stride_token: wide(k.strides.token),
             k_cache_stride_head: wide(k.strides.head),
@@ -247,7 +263,7 @@ impl LayerCall<'_> {
             num_rows: count(self.step.num_rows),
             num_kv_heads: count(heads.num_kv_heads),
             head_dim_qk: count(heads.head_dim_qk),
-            head_dim_vo: count(heads.head_dim_vo),
+            head_dim_vo: new.v.map_or(0, |_| count(heads.head_dim_vo)),
             page_size: count(self.model.page_size().get()),
             page_magic,
             page_shift,

@@ -27,10 +27,12 @@ mod on_host;
 mod policy;
 mod rates;
 mod reports;
+mod room;
 mod space;
 mod spans;
 mod step;
 mod tables;
+mod windows;
 
 pub use cudarc;
 

@@ -170,7 +170,8 @@ impl StateMerge {
     fn check(&self, what: &'static str, states: &States<'_>, expected: [usize; 3]) -> Result<(), MergeError> {
         let out = &states.out;
         self.check_tensor(what, out.shape(), expected, out.dtype(), [out.row_stride(), out.head_stride()])?;
-        out.require_aligned(what)?;
+        out.require_usable(what, &self.device.device)?;
+        states.lse.require_usable("the LSEs of a state", &self.device.device)?;
         check_lse("the LSEs of a state", states.lse.len(), expected)
     }
 
@@ -198,8 +199,9 @@ impl StateMerge {
         let (out, shape) = (&into.out, into.out.shape());
         let [rows, heads, dim] = shape;
         self.check_tensor("the result", shape, shape, out.dtype(), [out.row_stride(), out.head_stride()])?;
-        out.require_aligned("the result")?;
+        out.require_usable("the result", &self.device.device)?;
         if let Some(lse) = &into.lse {
+            lse.require_usable("the LSE of the result", &self.device.device)?;
             check_lse("the LSE of the result", lse.len(), shape)?;
         }
         if dim == 0 || dim > MAX_WIDTH || dim % WIDTH_UNIT != 0 {

@@ -1,6 +1,8 @@
 //! Owns copies between main memory and the device: activations without their gaps, caches with or without theirs.
 
-use kvpool::{HostKv, HostSlice, HostSliceMut, HostTensor, HostTensorMut, KvLayout, KvPlaneLayout, KvShape, PageId};
+use kvpool::{
+    HostKv, HostSlice, HostSliceMut, HostTensor, HostTensorMut, KvLayout, KvPlaneLayout, KvShape, PageId, Values,
+};
 
 use crate::device::{CudaKv, CudaKvError, Device, DeviceBuffer, DeviceError};
 
@@ -9,12 +11,17 @@ pub(crate) fn pack(tensor: &HostTensor<'_>) -> Vec<u8> {
     let [rows, heads, dim] = tensor.shape();
     let size = tensor.dtype().size_bytes();
     let data = bytes_of(tensor.data());
-    let mut packed = Vec::with_capacity(rows * heads * dim * size);
+    let mut packed = Vec::with_capacity(packed_bytes(tensor));
     for (row, head) in (0..rows).flat_map(|row| (0..heads).map(move |head| (row, head))) {
         let begin = tensor.offset(row, head) * size;
         packed.extend_from_slice(&data[begin..begin + dim * size]);
     }
     packed
+}
+
+/// How many bytes that are.
+pub(crate) fn packed_bytes(tensor: &HostTensor<'_>) -> usize {
+    tensor.shape().into_iter().product::<usize>() * tensor.dtype().size_bytes()
 }
 
 /// The other way round.
@@ -58,19 +65,21 @@ pub(crate) struct CacheMirror {
 }
 
 impl CacheMirror {
-    /// A copy.
+    /// Room for a copy, of anything: see [`upload`](Self::upload).
     pub(crate) fn new(device: &Device, host: &HostKv) -> Result<Self, DeviceError> {
         let planes = [host.k().layout, host.v().layout];
-        let kv = CudaKv::from_host(device, host).map_err(device_error)?;
+        let kv = CudaKv::like_host(device, host)?;
         if kv.require_aligned().is_ok() {
             return Ok(Self { kv, planes, is_repacked: false });
         }
         let KvShape { num_pages, page_size, .. } = host.shape();
         let kv = CudaKv::for_spec(device, host.spec(), num_pages, page_size, KvLayout::Nhd, host.format());
-        let kv = kv.map_err(device_error)?;
-        let mut mirror = Self { kv, planes, is_repacked: true };
-        mirror.upload(host)?;
-        Ok(mirror)
+        let kv = match (kv.map_err(device_error)?, host.spec().values) {
+            // Columns stay where they are: K, which holds them, is copied whole.
+            (kv, Values::InKeys(_)) => kv.with_value_column(planes[1].offset - planes[0].offset),
+            (kv, _) => kv,
+        };
+        Ok(Self { kv, planes, is_repacked: true })
     }
 
     pub(crate) const fn kv(&self) -> &CudaKv {
@@ -91,13 +100,13 @@ impl CacheMirror {
     pub(crate) fn upload(&mut self, host: &HostKv) -> Result<(), DeviceError> {
         let bytes = host.buffer().as_slice().as_bytes();
         if !self.is_repacked {
-            return self.buffer_mut().upload(0, bytes);
+            return self.kv.upload(0, bytes);
         }
         let mut packed = vec![0; self.buffer().len()];
         for (from, to, len) in self.moves() {
             packed[to..to + len].copy_from_slice(&bytes[from..from + len]);
         }
-        self.buffer_mut().upload(0, &packed)
+        self.kv.upload(0, &packed)
     }
 
     /// Copies the device's pages back.
@@ -118,22 +127,25 @@ impl CacheMirror {
         self.kv.buffer().expect("a mirror has its own memory")
     }
 
-    fn buffer_mut(&mut self) -> &mut DeviceBuffer {
-        self.kv.buffer_mut().expect("a mirror has its own memory")
-    }
-
     /// Every head vector: its byte on the host, its byte on the device, bytes.
     fn moves(&self) -> impl Iterator<Item = (usize, usize, usize)> + use<> {
         let size = self.kv.format().dtype().element_bytes();
         let shape = self.kv.shape();
         let pairs = [(self.planes[0], self.kv.k()), (self.planes[1], self.kv.v())];
-        pairs.into_iter().flat_map(move |(host, device)| {
+        let pairs = own_planes(pairs, self.kv.spec().values);
+        pairs.flat_map(move |(host, device)| {
             vectors(shape).map(move |(page, token, head)| {
                 let at = |plane: &KvPlaneLayout| plane.element(page, token, head) * size;
                 (at(&host), at(&device), host.head_dim * size)
             })
         })
     }
+}
+
+/// Those of the planes of K and V that have memory of their own: values in the keys are copied with them.
+fn own_planes<T>([k, v]: [T; 2], values: Values) -> impl Iterator<Item = T> {
+    let v = (!matches!(values, Values::InKeys(_))).then_some(v);
+    std::iter::once(k).chain(v)
 }
 
 fn vectors(shape: KvShape) -> impl Iterator<Item = (PageId, u32, u32)> {
@@ -156,10 +168,18 @@ mod tests {
     use super::*;
 
     #[test]
+    fn values_in_the_keys_are_copied_with_them_alone() {
+        let of = |values| own_planes(["k", "v"], values).collect::<Vec<_>>();
+        assert_eq!(of(Values::Own(64)), ["k", "v"]);
+        assert_eq!(of(Values::InKeys(64)), ["k"]);
+    }
+
+    #[test]
     fn gaps_are_left_out_and_put_back() {
         let data: Vec<f32> = (0..40u16).map(f32::from).collect();
         let tensor = HostTensor::strided(&data[1..], [3, 2, 4], 12, 5).unwrap();
         let packed = pack(&tensor);
+        assert_eq!(packed.len(), packed_bytes(&tensor));
         let values: Vec<f32> = packed.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
         assert_eq!(&values[..8], [1.0, 2.0, 3.0, 4.0, 6.0, 7.0, 8.0, 9.0]);
         let mut back = [-1f32; 40];

@@ -11,11 +11,12 @@ use attn_metadata::{
     AttentionBackend, BackendConfig, BackendEntry, Batch, Bucket, Capabilities, CaptureError, CaptureLimits,
     CreateError, Host, HostDevice, Io, Kv, ModelSpec, PrepareError, Prepared, Reason, Role, RunError, check_io,
 };
+use kvpool::HostTensor;
 
 use crate::backend::{CudaBackend, FREE_NAME, NAME, PLAIN_NAME, PORTABLE_NAME, STRICT_NAME, name_of};
 use crate::device::{Captured, CudaLseMut, CudaTensor, CudaTensorMut, Device, DeviceBuffer, DeviceError, Graph};
 use crate::entry::Families;
-use crate::mirror::{CacheMirror, pack, unpack};
+use crate::mirror::{CacheMirror, pack, packed_bytes, unpack};
 use crate::space::{Cuda, CudaDevice};
 
 /// The registry's row for the CUDA backend over main memory.
@@ -201,7 +202,8 @@ impl CudaOnHost {
         let (rows, dtype) = (step.num_rows() as usize, model.q_dtype());
         let qo = |dim: u32| [rows, heads.num_qo_heads as usize, dim as usize];
         let kv = |dim: u32| [rows, heads.num_kv_heads as usize, dim as usize];
-        let wrong = |source| RunError::Environment { backend: NAME, layer, source: Box::new(source) };
+        let backend = self.inner.name();
+        let wrong = |source| RunError::Environment { backend, layer, source: Box::new(source) };
         let tensor = |buffer, shape| CudaTensor::packed(buffer, 0, dtype, shape).map_err(wrong);
         let Buffers { q, new, out, lse, cache } = buffers;
         let io: Io<'_, Cuda> = Io {
@@ -233,14 +235,14 @@ impl CudaOnHost {
             Ok(Captured { graph, .. }) => Ok(Recording { graph, buffers, step: id, layer }),
             Err(Failure::Run(error)) => Err(error),
             Err(Failure::Device(source)) => {
-                Err(RunError::Environment { backend: NAME, layer, source: Box::new(source) })
+                Err(RunError::Environment { backend: self.inner.name(), layer, source: Box::new(source) })
             }
         }
     }
 
     fn forward_captured(&mut self, step: &Prepared, layer: usize, io: &mut Io<'_, Host>) -> Result<(), RunError> {
-        let id = self.inner.step_id(step)?;
-        let failed = |source: DeviceError| RunError::Environment { backend: NAME, layer, source: Box::new(source) };
+        let (id, backend) = (self.inner.step_id(step)?, self.inner.name());
+        let failed = |source: DeviceError| RunError::Environment { backend, layer, source: Box::new(source) };
         let is_this = |r: &Recording| r.step == id && r.layer == layer && r.buffers.fits(io);
         let index = match self.recordings.iter().position(is_this) {
             Some(index) => index,
@@ -260,18 +262,18 @@ impl CudaOnHost {
 }
 
 impl Buffers {
-    /// Copies of a call's tensors.
+    /// Room for copies of a call's tensors, of anything: see [`upload`](Self::upload).
     fn new(device: &Device, io: &Io<'_, Host>) -> Result<Self, DeviceError> {
-        let copy = |bytes: Vec<u8>| DeviceBuffer::from_bytes(device, &bytes, "a call's tensors");
-        let lse = io.lse.as_ref().map(|lse| copy(vec![0; size_of_val(&**lse)]));
+        let room = |bytes| DeviceBuffer::new(device, bytes, "a call's tensors");
+        let of = |tensor: &HostTensor<'_>| room(packed_bytes(tensor));
         Ok(Self {
-            q: copy(pack(&io.q))?,
+            q: of(&io.q)?,
             new: match &io.kv {
-                Kv::Append { k, v, .. } => Some((copy(pack(k))?, v.as_ref().map(|v| copy(pack(v))).transpose()?)),
+                Kv::Append { k, v, .. } => Some((of(k)?, v.as_ref().map(of).transpose()?)),
                 Kv::Attend { .. } => None,
             },
-            out: copy(pack(&io.out.as_ref()))?,
-            lse: lse.transpose()?,
+            out: of(&io.out.as_ref())?,
+            lse: io.lse.as_ref().map(|lse| room(size_of_val(&**lse))).transpose()?,
             cache: CacheMirror::new(device, io.kv.cache())?,
         })
     }
@@ -338,7 +340,8 @@ impl AttentionBackend<Host> for CudaOnHost {
         if step.bucket().is_some() {
             return self.forward_captured(step, layer, &mut io);
         }
-        let failed = |source: DeviceError| RunError::Environment { backend: NAME, layer, source: Box::new(source) };
+        let backend = self.inner.name();
+        let failed = |source: DeviceError| RunError::Environment { backend, layer, source: Box::new(source) };
         let mut buffers = Buffers::new(self.device(), &io).map_err(failed)?;
         buffers.upload(&io).map_err(failed)?;
         self.run(step, layer, &mut buffers)?;

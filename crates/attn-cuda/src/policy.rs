@@ -122,6 +122,11 @@ impl GroupPolicy {
         self.decode.is_some()
     }
 
+    /// Whether there are batches whose parts run at the same time.
+    pub(crate) const fn may_be_at_once(&self) -> bool {
+        self.rates.is_some()
+    }
+
     /// Name of a part's kernel, for reports.
     pub(crate) const fn label(&self, is_decode: bool) -> &'static str {
         if is_decode { self.labels[0] } else { self.labels[1] }
@@ -134,7 +139,7 @@ impl GroupPolicy {
             decode: self.decode.map(part),
             extend: part(self.extend),
             max_decode_q_len: self.max_decode_q_len,
-            may_be_at_once: self.rates.is_some(),
+            may_be_at_once: self.may_be_at_once(),
         }
     }
 
@@ -218,6 +223,11 @@ impl GroupPolicy {
         let extend = (!self.is_decode_bucket(bucket)).then_some(&self.extend);
         self.decode.iter().chain(extend)
     }
+}
+
+/// What the steps of a bucket are bounded by on a backend with limits of its own, which refuses longer requests.
+pub(crate) fn capture_limits(limits: &CaptureLimits, own: &BatchLimits) -> CaptureLimits {
+    CaptureLimits { max_kv_len: limits.max_kv_len.min(own.max_kv_len), ..limits.clone() }
 }
 
 /// Tiles that cutting for a last round adds, at most.

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use attn_metadata::plan::WorkspaceLayout;
-use attn_metadata::{Batch, PoolShape};
 
 use crate::device::DeviceBuffer;
 use crate::tables::{GroupOffsets, GroupPlan, Offsets, PartOffsets};
@@ -76,8 +75,6 @@ pub(crate) struct CudaStep {
     pub(crate) id: u64,
     /// One for each group of the model.
     pub(crate) plans: Vec<GroupPlan>,
-    /// A copy of the batch that shares its tables.
-    pub(crate) batch: Batch,
     /// Rows of q and out, padding included.
     pub(crate) num_rows: u32,
     pub(crate) has_mask: bool,
@@ -98,12 +95,11 @@ pub(crate) struct CudaStep {
 
 impl CudaStep {
     /// A step without a batch.
-    pub(crate) fn new(plans: Vec<GroupPlan>, pool: PoolShape) -> Self {
+    pub(crate) fn new(plans: Vec<GroupPlan>) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         Self {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             plans,
-            batch: Batch::empty(pool),
             num_rows: 0,
             has_mask: false,
             tables: None,
@@ -125,8 +121,8 @@ impl CudaStep {
         of_part.is_some_and(|part| part.plan.config().sharing.is_by_unit())
     }
 
-    /// Sets the addresses from the offsets; `shapes`: grids and workspace of each group. Reuses memory.
-    pub(crate) fn place(&mut self, shapes: impl Iterator<Item = (Grids, WorkspaceView)>) {
+    /// Sets the addresses from the offsets; `shape`: grids and workspace of a group, by its number and plan. Reuses memory.
+    pub(crate) fn place(&mut self, shape: impl Fn(usize, &GroupPlan) -> (Grids, WorkspaceView)) {
         let base = self.tables.as_ref().map_or(0, |buffer| buffer.address());
         let at = |offset: usize| base + offset as u64;
         let part = |is_decode, part: &PartOffsets, grid| PartTables {
@@ -137,7 +133,7 @@ impl CudaStep {
             starts: at(part.starts),
             grid,
         };
-        let group = |(group, (grids, workspace)): (&GroupOffsets, (Grids, WorkspaceView))| GroupTables {
+        let group = |group: &GroupOffsets, (grids, workspace): (Grids, WorkspaceView)| GroupTables {
             parts: [part(true, &group.decode, grids.decode), part(false, &group.extend, grids.extend)],
             tiles: at(group.tiles),
             merge_step: at(group.merge_step),
@@ -147,7 +143,8 @@ impl CudaStep {
             workspace,
         };
         self.groups.clear();
-        self.groups.extend(self.offsets.groups.iter().zip(shapes).map(group));
+        let groups = self.offsets.groups.iter().zip(&self.plans).enumerate();
+        self.groups.extend(groups.map(|(index, (offsets, plan))| group(offsets, shape(index, plan))));
         self.kv_indices = at(self.offsets.kv_indices);
         self.slots = at(self.offsets.slots);
         self.mask = if self.has_mask { at(self.offsets.mask) } else { 0 };

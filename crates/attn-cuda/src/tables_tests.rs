@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use attn_metadata::{
-    Batch, Bucket, CaptureLimits, HeadShape, Layer, LayerParams, ModelSpec, PlanGroup, PoolShape, RawBatch,
+    Batch, BatchLimits, Bucket, CaptureLimits, HeadShape, Layer, LayerParams, ModelSpec, PlanGroup, PoolShape, RawBatch,
 };
 use kvpool::{Dtype, KvDtype, PageSize, Slot};
 
@@ -12,7 +12,7 @@ use super::*;
 use crate::device::DeviceProperties;
 use crate::device::runs;
 use crate::entry::{Families, Limits, kernels_of};
-use crate::policy::{GroupPolicy, Invariance};
+use crate::policy::{GroupPolicy, Invariance, capture_limits};
 use crate::spans;
 
 const HOPPER: Limits = Limits { capability: (9, 0), shared_bytes: 232_448 };
@@ -330,6 +330,19 @@ fn a_bucket_for_decoding_takes_no_long_request() {
     let limits = CaptureLimits { buckets: vec![], max_kv_len: 9000, num_pool_pages: 9000, appends: true };
     let grids = policy.captured_grids(&model.groups()[0], &limits, Bucket::decode(8));
     assert!(grids.extend == 0 && grids.decode > 0 && grids.merge > 0);
+}
+
+#[test]
+fn a_bucket_has_no_room_for_requests_that_the_backend_refuses() {
+    let given = CaptureLimits { buckets: vec![], max_kv_len: 1 << 20, num_pool_pages: 9000, appends: true };
+    let own = |max_kv_len| BatchLimits { max_kv_len, ..BatchLimits::NONE };
+    assert_eq!(capture_limits(&given, &BatchLimits::NONE).max_kv_len, 1 << 20);
+    let limits = capture_limits(&given, &own(4096));
+    assert_eq!(limits, CaptureLimits { max_kv_len: 4096, ..given.clone() });
+    let model = model(HeadShape::new(32, 8, 128), None);
+    let (policy, group) = (policy(&model, 132, Invariance::Batch), &model.groups()[0]);
+    let rows = |limits| policy.partial_row_bound(group, limits, Bucket::decode(8));
+    assert!(rows(&limits) < rows(&given));
 }
 
 #[test]

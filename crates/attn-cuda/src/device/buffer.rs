@@ -4,6 +4,7 @@ use cudarc::driver::{CudaSlice, DevicePtr, sys};
 
 use super::context::Device;
 use super::error::{DeviceError, DriverCode, check, failed};
+use super::view::require_owner;
 
 /// Bytes on a device. Aligned to at least 256 bytes where it was allocated here.
 ///
@@ -96,6 +97,15 @@ impl DeviceBuffer {
     /// # Errors
     /// [`DeviceError::Driver`].
     pub fn fill(&mut self, byte: u8) -> Result<(), DeviceError> {
+        self.set(byte)
+    }
+
+    /// Sets every byte to zero, in stream order. Work given before sees what was there, so it is not borrowed for writing.
+    pub(crate) fn clear(&self) -> Result<(), DeviceError> {
+        self.set(0)
+    }
+
+    fn set(&self, byte: u8) -> Result<(), DeviceError> {
         if self.len == 0 {
             return Ok(());
         }
@@ -139,13 +149,14 @@ impl DeviceBuffer {
         self.device.synchronize()
     }
 
-    /// Copies `len` bytes of another buffer, in stream order.
+    /// Copies `len` bytes of another buffer of the same device handle or a clone of it, in stream order.
     ///
     /// # Errors
-    /// [`DeviceError::OutOfBounds`], [`DeviceError::Driver`].
+    /// [`DeviceError::OutOfBounds`], [`DeviceError::OtherStream`], [`DeviceError::Driver`].
     pub fn copy_from(&mut self, at: usize, source: &Self, from: usize, len: usize) -> Result<(), DeviceError> {
         self.require("the target of a copy", at, len)?;
         source.require("the source of a copy", from, len)?;
+        require_owner("the source of a copy", Some(source.device.stream_id()), self.device.stream_id())?;
         if len == 0 {
             return Ok(());
         }

@@ -58,6 +58,20 @@ pub struct Device {
     inner: Arc<Inner>,
 }
 
+/// Which context and stream work goes to. Handles of live streams differ; null ones, of default streams, differ by context.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct StreamId {
+    context: usize,
+    stream: usize,
+}
+
+#[cfg(test)]
+impl StreamId {
+    pub(crate) const fn of_test(stream: usize) -> Self {
+        Self { context: 0, stream }
+    }
+}
+
 struct Inner {
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
@@ -101,7 +115,7 @@ impl Device {
     /// As [`probe`](super::probe()), and [`DeviceError::Driver`].
     pub fn on_stream(stream: Arc<CudaStream>) -> Result<Self, DeviceError> {
         probe()?;
-        stream.context().bind_to_thread().map_err(|e| failed("binding the context", e))?;
+        bind(stream.context())?;
         let properties = properties_of(stream.context().ordinal())?;
         Ok(Self::with(stream, properties, Arc::default()))
     }
@@ -141,7 +155,12 @@ impl Device {
     /// Whether two handles work on one stream, so that work on them is ordered.
     #[must_use]
     pub fn is_same_stream(&self, other: &Self) -> bool {
-        self.cu_stream() == other.cu_stream()
+        self.stream_id() == other.stream_id()
+    }
+
+    /// The stream's identity.
+    pub(crate) fn stream_id(&self) -> StreamId {
+        StreamId { context: self.inner.context.cu_ctx().addr(), stream: self.cu_stream().addr() }
     }
 
     /// Bytes of memory that are free now.
@@ -157,13 +176,18 @@ impl Device {
     /// Waits until all work given so far is done.
     ///
     /// # Errors
-    /// [`DeviceError::Trapped`] where a checked kernel stopped, [`DeviceError::Lost`] where work failed otherwise.
+    /// [`DeviceError::Trapped`] where a checked kernel stopped, [`DeviceError::Lost`] where work failed otherwise;
+    /// [`DeviceError::Driver`] where memory could not be freed earlier, which is told once: after the wait.
     pub fn synchronize(&self) -> Result<(), DeviceError> {
-        self.bind()?;
+        // Callers free and reuse memory after this, so an error of before does not stand in for the wait.
+        let bound = self.bind();
+        if bound.is_err() {
+            self.bind()?;
+        }
         // SAFETY: the stream lives as long as this handle.
         let result = unsafe { sys::cuStreamSynchronize(self.cu_stream()) };
         let waited = check("waiting for the stream", result);
-        waited.map_err(|error| self.trap_report().map_or(error, |report| DeviceError::Trapped { report }))
+        waited.and(bound).map_err(|error| self.trap_report().map_or(error, |report| DeviceError::Trapped { report }))
     }
 
     /// Where checked kernels of this device leave their record, as the device sees it.
@@ -186,8 +210,7 @@ impl Device {
     #[must_use]
     pub fn trap_report(&self) -> Option<TrapReport> {
         let trap = self.inner.trap.lock().unwrap_or_else(PoisonError::into_inner);
-        let bytes = trap.as_ref()?.bytes();
-        TrapReport::of(bytemuck::pod_read_unaligned(bytes))
+        TrapReport::of(trap.as_ref()?.read()?)
     }
 
     /// The loaded module of a source that has a kernel; loads it where this is its first use.
@@ -206,7 +229,7 @@ impl Device {
 
     /// Makes the context current on this thread.
     pub(super) fn bind(&self) -> Result<(), DeviceError> {
-        self.inner.context.bind_to_thread().map_err(|e| failed("binding the context", e))
+        bind(&self.inner.context)
     }
 
     pub(super) fn cu_stream(&self) -> sys::CUstream {
@@ -227,6 +250,17 @@ impl Device {
         let flags = sys::CUevent_flags::CU_EVENT_DEFAULT;
         self.inner.context.new_event(Some(flags)).map_err(|e| failed("making an event", e))
     }
+}
+
+/// Makes a context current on this thread. An error that cudarc recorded while it dropped something is returned once instead.
+pub(super) fn bind(context: &Arc<CudaContext>) -> Result<(), DeviceError> {
+    context.bind_to_thread().map_err(|e| failed("binding the context", e))
+}
+
+/// The same for what is to be released, where nobody can be told: whether the context is current, whatever was recorded.
+pub(super) fn bind_anyway(context: &Arc<CudaContext>) -> bool {
+    // The first call takes the recorded error with it.
+    context.bind_to_thread().is_ok() || context.bind_to_thread().is_ok()
 }
 
 /// A measurement of time on a device's stream.

@@ -197,6 +197,14 @@ pub enum DeviceError {
         /// The alignment in bytes.
         needed: u64,
     },
+    /// Memory that is freed in the order of another stream than the one that would use it.
+    #[error(
+        "{what} is memory of another device or stream than its user's; allocate it with the same device handle or a clone of it"
+    )]
+    OtherStream {
+        /// What is of another stream.
+        what: &'static str,
+    },
     /// A stride that kernels cannot step by.
     #[error("{what} steps by {got} elements, kernels by at most {max}")]
     Stride {

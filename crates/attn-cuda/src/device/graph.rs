@@ -1,4 +1,7 @@
-//! Owns captured graphs: [`Graph`] is recorded once and replayed, and keeps alive all that its nodes use.
+//! Owns captured graphs: [`Graph`] is recorded once and replayed, and keeps alive what it was given to keep.
+//!
+//! Its nodes hold addresses. The compiler does not see that they are used again by every replay, so tensors and pages that
+//! the recorded work was called with are the caller's to keep where they are, unless they are among what the graph keeps.
 
 use std::any::Any;
 use std::fmt;
@@ -23,7 +26,7 @@ pub struct Graph {
     exec: sys::CUgraphExec,
     graph: sys::CUgraph,
     device: Device,
-    /// Buffers, modules and whatever else the nodes use.
+    /// Buffers, modules and whatever else the nodes use and the graph was given.
     keeps: Vec<Arc<dyn Any + Send + Sync>>,
 }
 
@@ -65,8 +68,9 @@ impl Drop for Recording<'_> {
 }
 
 impl Graph {
-    /// Records what `work` gives the device's stream. `keeps` is what the recorded work uses: it lives as long as the
-    /// graph.
+    /// Records what `work` gives the device's stream. `keeps` is what the recorded work uses and lives as long as the
+    /// graph. Memory that `work` uses and that is not in it must be neither freed nor moved before the last replay is done:
+    /// a replay reads and writes at the addresses that were recorded, whatever lies there by then.
     ///
     /// `work` must not allocate, wait or copy from memory that is not pinned: the driver refuses that.
     ///
@@ -98,13 +102,15 @@ impl Graph {
         Ok(Captured { graph, value })
     }
 
-    /// Gives the recorded work to the stream once more.
+    /// Gives the recorded work to the stream once more. Tensors and pages of the recorded calls are read and written as
+    /// they were then: see [`record`](Self::record) for who keeps them.
     ///
     /// # Errors
     /// [`DeviceError::Driver`], [`DeviceError::Lost`].
     pub fn replay(&mut self) -> Result<(), DeviceError> {
         self.device.bind()?;
-        // SAFETY: the graph is instantiated, and all that its nodes use is kept by it.
+        // SAFETY: the graph is instantiated. What `keeps` names lives as long as the graph; what it does not, the caller's
+        // tensors and pages, lives by the caller's promise to `record`, which no type enforces.
         check("replaying a graph", unsafe { sys::cuGraphLaunch(self.exec, self.device.cu_stream()) })
     }
 }

@@ -139,13 +139,7 @@ impl<P: KernelParams> Kernel<P> {
             return Ok(());
         }
         self.device.bind()?;
-        let mut attributes = Vec::new();
-        if shape.cluster > 1 {
-            attributes.push(cluster_attribute(shape.cluster));
-        }
-        if shape.is_programmatic {
-            attributes.push(programmatic_attribute());
-        }
+        let mut attributes = attributes(shape);
         let config = sys::CUlaunchConfig {
             gridDimX: shape.grid,
             gridDimY: 1,
@@ -156,7 +150,7 @@ impl<P: KernelParams> Kernel<P> {
             sharedMemBytes: shape.shared_bytes,
             hStream: stream,
             attrs: attributes.as_mut_ptr(),
-            numAttrs: u32::try_from(attributes.len()).expect("at most two"),
+            numAttrs: num_attributes(shape),
         };
         let mut arguments: [*mut std::ffi::c_void; 1] = [(&raw const *params).cast_mut().cast()];
         let extra = std::ptr::null_mut();
@@ -193,6 +187,17 @@ impl<P: KernelParams> Kernel<P> {
     }
 }
 
+/// A launch's attributes: those that count come first.
+fn attributes(shape: &LaunchShape) -> [sys::CUlaunchAttribute; 2] {
+    let (cluster, programmatic) = (cluster_attribute(shape.cluster.max(1)), programmatic_attribute());
+    if shape.cluster > 1 { [cluster, programmatic] } else { [programmatic, cluster] }
+}
+
+/// How many of them count.
+fn num_attributes(shape: &LaunchShape) -> u32 {
+    u32::from(shape.cluster > 1) + u32::from(shape.is_programmatic)
+}
+
 fn cluster_attribute(size: u32) -> sys::CUlaunchAttribute {
     let dims = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: size, y: 1, z: 1 };
     sys::CUlaunchAttribute {
@@ -213,6 +218,25 @@ fn programmatic_attribute() -> sys::CUlaunchAttribute {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_launch_has_the_attributes_of_its_shape() {
+        use sys::CUlaunchAttributeID::{
+            CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION as CLUSTER,
+            CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION as PROGRAMMATIC,
+        };
+        for (cluster, is_programmatic, expected) in [
+            (0, false, vec![]),
+            (1, true, vec![PROGRAMMATIC]),
+            (2, false, vec![CLUSTER]),
+            (4, true, vec![CLUSTER, PROGRAMMATIC]),
+        ] {
+            let shape = LaunchShape { cluster, is_programmatic, ..LaunchShape::default() };
+            let (all, count) = (attributes(&shape), num_attributes(&shape) as usize);
+            let ids: Vec<_> = all[..count].iter().map(|attribute| attribute.id).collect();
+            assert_eq!(ids, expected, "{shape:?}");
+        }
+    }
 
     #[test]
     fn a_shape_prints_what_an_error_needs() {

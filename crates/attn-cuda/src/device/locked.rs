@@ -10,7 +10,7 @@ use std::sync::Arc;
 use attn_metadata::KvIndices;
 use cudarc::driver::{CudaContext, sys};
 
-use super::context::Device;
+use super::context::{Device, bind_anyway};
 use super::error::check;
 
 /// Tables shorter than this are copied: that takes no longer than another copy by the device.
@@ -61,7 +61,7 @@ impl Lock {
 impl Drop for Lock {
     fn drop(&mut self) {
         // Of a lost context nothing is left to unlock.
-        if self.context.bind_to_thread().is_ok() {
+        if bind_anyway(&self.context) {
             // SAFETY: it was locked, and nobody holds the table any more, so no copy from it is under way.
             let _ = unsafe { sys::cuMemHostUnregister(self.pointer.as_ptr().cast()) };
         }

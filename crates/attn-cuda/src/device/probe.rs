@@ -12,10 +12,11 @@ use libloading::Library;
 
 use super::error::{DeviceError, DriverCode};
 
-/// The oldest CUDA version of a driver: cluster launches and tensor maps are as old.
-pub const MIN_CUDA_VERSION: i32 = 12_000;
+/// The oldest CUDA version of a driver: cluster launches and tensor maps are little older, and the text of Hopper's kernels
+/// is for drivers as new.
+pub const MIN_CUDA_VERSION: i32 = 12_010;
 /// The driver branch that brought it.
-pub const MIN_DRIVER_BRANCH: &str = "525";
+pub const MIN_DRIVER_BRANCH: &str = "530";
 
 /// Names of the driver's library, in the order in which they are tried.
 pub const LIBRARY_NAMES: &[&str] = if cfg!(windows) { &["nvcuda.dll"] } else { &["libcuda.so.1", "libcuda.so"] };
@@ -44,6 +45,7 @@ const NEEDED: &[&str] = &[
     "cuEventCreate",
     "cuEventRecord",
     "cuEventSynchronize",
+    "cuEventQuery",
     "cuEventElapsedTime",
     "cuEventDestroy_v2",
     "cuMemAlloc_v2",
@@ -53,6 +55,8 @@ const NEEDED: &[&str] = &[
     "cuMemHostAlloc",
     "cuMemFreeHost",
     "cuMemHostGetDevicePointer_v2",
+    "cuMemHostRegister_v2",
+    "cuMemHostUnregister",
     "cuMemGetInfo_v2",
     "cuMemcpyHtoDAsync_v2",
     "cuMemcpyDtoHAsync_v2",
@@ -170,7 +174,7 @@ mod tests {
         let error = probe_libraries(&["libno-such-driver.so.1", "libno-such-driver.so"]).unwrap_err();
         let text = error.to_string();
         assert!(matches!(error, DeviceError::NoDriver { .. }), "{text}");
-        assert!(text.contains("libno-such-driver.so.1, libno-such-driver.so") && text.contains("install driver 525"));
+        assert!(text.contains("libno-such-driver.so.1, libno-such-driver.so") && text.contains("install driver 530"));
         assert!(matches!(probe_libraries(&[]), Err(DeviceError::NoDriver { .. })));
     }
 
@@ -186,11 +190,25 @@ mod tests {
         let error = judge_version(11_040, None).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "the NVIDIA driver is for CUDA 11.4, at least CUDA 12.0 is needed; install driver 525 or newer"
+            "the NVIDIA driver is for CUDA 11.4, at least CUDA 12.1 is needed; install driver 530 or newer"
         );
-        let error = judge_version(12_000, Some("cuLaunchKernelEx")).unwrap_err();
+        let error = judge_version(12_010, Some("cuLaunchKernelEx")).unwrap_err();
         assert!(error.to_string().contains("it lacks cuLaunchKernelEx"), "{error}");
         assert!(judge_version(12_080, None).is_ok());
+        assert!(judge_version(MIN_CUDA_VERSION, None).is_ok() && judge_version(12_000, None).is_err());
+    }
+
+    #[test]
+    fn every_driver_that_is_let_through_compiles_every_shipped_text() {
+        let manifest: serde_json::Value = serde_json::from_str(include_str!("../../images/manifest.json")).unwrap();
+        // Versions of text 8.x came with CUDA 12.x, earlier ones before.
+        let is_known = |version: &str| match version.strip_prefix("8.") {
+            Some(minor) => minor.parse::<i32>().unwrap() * 10 + 12_000 <= MIN_CUDA_VERSION,
+            None => version.starts_with("7."),
+        };
+        let images = manifest["images"].as_array().unwrap();
+        let versions: Vec<&str> = images.iter().filter_map(|image| image["ptx_version"].as_str()).collect();
+        assert!(!versions.is_empty() && versions.iter().all(|version| is_known(version)), "{versions:?}");
     }
 
     #[test]

@@ -4,10 +4,11 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use attn_metadata::KvIndices;
+use bytemuck::Pod;
 use cudarc::driver::{CudaEvent, CudaStream, sys};
 
 use super::buffer::{DeviceBuffer, out_of_memory};
-use super::context::Device;
+use super::context::{Device, bind, bind_anyway};
 use super::error::{DeviceError, DriverCode, check, failed};
 use super::locked::is_locked;
 
@@ -43,11 +44,32 @@ impl Pinned {
         Ok(Self { stream: Arc::clone(device.stream()), pointer, len })
     }
 
-    /// The bytes. What the device is still writing may be read half-way; wait first.
+    /// Bytes.
     #[must_use]
-    pub const fn bytes(&self) -> &[u8] {
-        // SAFETY: the memory is initialised, of this length, and owned.
-        unsafe { std::slice::from_raw_parts(self.pointer.as_ptr(), self.len) }
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there is no byte: never.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// A copy of the first bytes as they are now, each read once. What the device is still writing may be seen half-way, so
+    /// nobody may rely on it before a wait; `None` where there are fewer bytes.
+    #[must_use]
+    pub fn read<T: Pod>(&self) -> Option<T> {
+        if size_of::<T>() > self.len {
+            return None;
+        }
+        let mut value = T::zeroed();
+        for (at, byte) in bytemuck::bytes_of_mut(&mut value).iter_mut().enumerate() {
+            let from = self.pointer.as_ptr().wrapping_add(at);
+            // SAFETY: the byte lies in the memory, which is initialised. It is read as memory that changes on its own.
+            *byte = unsafe { from.read_volatile() };
+        }
+        Some(value)
     }
 
     /// The bytes, to write. What the device is still reading must not be written; wait first.
@@ -61,7 +83,7 @@ impl Pinned {
     /// # Errors
     /// [`DeviceError::Driver`].
     pub fn device_address(&self) -> Result<u64, DeviceError> {
-        self.stream.context().bind_to_thread().map_err(|e| failed("binding the context", e))?;
+        bind(self.stream.context())?;
         let mut address = 0;
         // SAFETY: the memory was allocated as mapped.
         let result = unsafe { sys::cuMemHostGetDevicePointer_v2(&raw mut address, self.pointer.as_ptr().cast(), 0) };
@@ -71,8 +93,11 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        // Whatever still reads or writes it comes first; a lost context has stopped all of that.
-        let _ = self.stream.synchronize();
+        if bind_anyway(self.stream.context()) {
+            // Whatever still reads or writes it comes first; a lost context has stopped all of that.
+            // SAFETY: the stream is alive, its context is current.
+            let _ = unsafe { sys::cuStreamSynchronize(self.stream.cu_stream()) };
+        }
         // SAFETY: allocated by `cuMemHostAlloc`, freed once.
         let _ = unsafe { sys::cuMemFreeHost(self.pointer.as_ptr().cast()) };
     }
@@ -121,7 +146,8 @@ impl Staging {
     /// before, graphs included: so it is not borrowed for writing. Page ids in memory that is filled again and again are
     /// read by the device where they lie, others are copied with the rest.
     ///
-    /// Waits only where the copy of three steps before has not been done.
+    /// Waits where the copy of three steps before has not been done, and, for all work of the stream, where its buffer is
+    /// too small and is replaced.
     ///
     /// # Errors
     /// [`DeviceError::OutOfBounds`] where the page ids begin before `len` or the target ends before them,
@@ -181,7 +207,7 @@ impl Staging {
         let slot = &mut self.slots[index];
         slot.event.synchronize().map_err(|e| failed("waiting for an earlier step's tables", e))?;
         slot.reads = None;
-        if slot.pinned.bytes().len() < len {
+        if slot.pinned.len() < len {
             slot.pinned = Pinned::new(&self.device, len.next_power_of_two(), "staging")?;
         }
         self.next = (index + 1) % Self::NUM_SLOTS;

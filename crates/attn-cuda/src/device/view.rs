@@ -1,16 +1,14 @@
-//! Owns views of device memory: activations `[rows, heads, dim]`, LSEs, and one layer's KV pages.
+//! Owns views of device memory: activations `[rows, heads, dim]`, and LSEs.
 //!
 //! A view is an address with shape and strides. Memory may be ours ([`DeviceBuffer`]) or another library's: the unsafe
 //! constructors take an address, and the caller promises what the compiler cannot see.
 
 use std::marker::PhantomData;
 
-use kvpool::{
-    Dtype, HostKv, KvFormat, KvLayout, KvPlaneLayout, KvShape, KvSpec, OverlapDetail, PageSize, ShapeError, Values,
-};
+use kvpool::{Dtype, OverlapDetail, ShapeError};
 
 use super::buffer::DeviceBuffer;
-use super::context::Device;
+use super::context::{Device, StreamId};
 use super::error::DeviceError;
 
 /// Shape and strides of a view, all in elements; unit stride in `dim`.
@@ -65,6 +63,8 @@ macro_rules! activation_view {
             address: u64,
             dtype: Dtype,
             geometry: Geometry,
+            /// Whose stream frees the memory; `None`: another library's.
+            owner: Option<StreamId>,
             memory: PhantomData<$buffer>,
         }
 
@@ -96,7 +96,8 @@ macro_rules! activation_view {
                     geometry.require_disjoint()?;
                 }
                 let address = buffer.address() + at as u64;
-                Ok(Self { address, dtype, geometry, memory: PhantomData })
+                let owner = Some(buffer.device().stream_id());
+                Ok(Self { address, dtype, geometry, owner, memory: PhantomData })
             }
 
             /// A view of memory that another library owns.
@@ -112,7 +113,8 @@ macro_rules! activation_view {
                 row_stride: usize,
                 head_stride: usize,
             ) -> Self {
-                Self { address, dtype, geometry: Geometry { shape, row_stride, head_stride }, memory: PhantomData }
+                let geometry = Geometry { shape, row_stride, head_stride };
+                Self { address, dtype, geometry, owner: None, memory: PhantomData }
             }
 
             /// Where it begins.
@@ -143,6 +145,12 @@ macro_rules! activation_view {
             #[must_use]
             pub const fn head_stride(&self) -> usize {
                 self.geometry.head_stride
+            }
+
+            /// Checks that kernels of a device can use it: memory of ours is of its stream, and can be read in vectors.
+            pub(crate) fn require_usable(&self, what: &'static str, device: &Device) -> Result<(), DeviceError> {
+                require_owner(what, self.owner, device.stream_id())?;
+                self.require_aligned(what)
             }
 
             /// Checks that kernels can read it in vectors.
@@ -177,16 +185,16 @@ impl Copy for CudaTensor<'_> {}
 impl CudaTensor<'_> {
     /// The same view for a shorter time.
     pub(crate) const fn shorten(&self) -> CudaTensor<'_> {
-        let Self { address, dtype, geometry, .. } = *self;
-        CudaTensor { address, dtype, geometry, memory: PhantomData }
+        let Self { address, dtype, geometry, owner, .. } = *self;
+        CudaTensor { address, dtype, geometry, owner, memory: PhantomData }
     }
 }
 
 impl CudaTensorMut<'_> {
     /// The same view for a shorter time.
     pub(crate) const fn reborrow(&mut self) -> CudaTensorMut<'_> {
-        let Self { address, dtype, geometry, .. } = *self;
-        CudaTensorMut { address, dtype, geometry, memory: PhantomData }
+        let Self { address, dtype, geometry, owner, .. } = *self;
+        CudaTensorMut { address, dtype, geometry, owner, memory: PhantomData }
     }
 }
 
@@ -204,6 +212,8 @@ fn lse_address(buffer: &DeviceBuffer, at: usize, len: usize) -> Result<u64, Shap
 pub struct CudaLseMut<'a> {
     address: u64,
     len: usize,
+    /// Whose stream frees the memory; `None`: another library's.
+    owner: Option<StreamId>,
     memory: PhantomData<&'a mut DeviceBuffer>,
 }
 
@@ -213,7 +223,8 @@ impl<'a> CudaLseMut<'a> {
     /// # Errors
     /// [`ShapeError::OutOfBounds`].
     pub fn new(buffer: &'a mut DeviceBuffer, at: usize, len: usize) -> Result<Self, ShapeError> {
-        Ok(Self { address: lse_address(buffer, at, len)?, len, memory: PhantomData })
+        let owner = Some(buffer.device().stream_id());
+        Ok(Self { address: lse_address(buffer, at, len)?, len, owner, memory: PhantomData })
     }
 
     /// Values in memory that another library owns.
@@ -222,7 +233,7 @@ impl<'a> CudaLseMut<'a> {
     /// As [`CudaTensorMut::from_raw`].
     #[must_use]
     pub const unsafe fn from_raw(address: u64, len: usize) -> Self {
-        Self { address, len, memory: PhantomData }
+        Self { address, len, owner: None, memory: PhantomData }
     }
 
     /// Where it begins.
@@ -243,9 +254,15 @@ impl<'a> CudaLseMut<'a> {
         self.len == 0
     }
 
+    /// Checks that kernels of a device can write its values: memory of ours is of its stream, and values lie whole.
+    pub(crate) fn require_usable(&self, what: &'static str, device: &Device) -> Result<(), DeviceError> {
+        require_owner(what, self.owner, device.stream_id())?;
+        require_multiple(what, self.address, LSE_BYTES)
+    }
+
     /// The same view for a shorter time.
     pub(crate) const fn reborrow(&mut self) -> CudaLseMut<'_> {
-        CudaLseMut { address: self.address, len: self.len, memory: PhantomData }
+        CudaLseMut { address: self.address, len: self.len, owner: self.owner, memory: PhantomData }
     }
 }
 
@@ -254,6 +271,8 @@ impl<'a> CudaLseMut<'a> {
 pub struct CudaLse<'a> {
     address: u64,
     len: usize,
+    /// Whose stream frees the memory; `None`: another library's.
+    owner: Option<StreamId>,
     memory: PhantomData<&'a DeviceBuffer>,
 }
 
@@ -263,7 +282,8 @@ impl<'a> CudaLse<'a> {
     /// # Errors
     /// [`ShapeError::OutOfBounds`].
     pub fn new(buffer: &'a DeviceBuffer, at: usize, len: usize) -> Result<Self, ShapeError> {
-        Ok(Self { address: lse_address(buffer, at, len)?, len, memory: PhantomData })
+        let owner = Some(buffer.device().stream_id());
+        Ok(Self { address: lse_address(buffer, at, len)?, len, owner, memory: PhantomData })
     }
 
     /// Values in memory that another library owns.
@@ -272,7 +292,7 @@ impl<'a> CudaLse<'a> {
     /// As [`CudaTensor::from_raw`].
     #[must_use]
     pub const unsafe fn from_raw(address: u64, len: usize) -> Self {
-        Self { address, len, memory: PhantomData }
+        Self { address, len, owner: None, memory: PhantomData }
     }
 
     /// Where it begins.
@@ -292,222 +312,34 @@ impl<'a> CudaLse<'a> {
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
-}
 
-/// One layer's KV pages on a device: one buffer, two planes, offsets by the layout types of `kvpool`.
-#[derive(Debug)]
-pub struct CudaKv {
-    address: u64,
-    /// `None`: another library's memory.
-    buffer: Option<DeviceBuffer>,
-    shape: KvShape,
-    values: Values,
-    format: KvFormat,
-    k: KvPlaneLayout,
-    v: KvPlaneLayout,
-}
-
-impl CudaKv {
-    /// Zeroed pages with all of K before all of V.
-    ///
-    /// # Errors
-    /// [`CudaKvError`].
-    pub fn new(device: &Device, shape: KvShape, layout: KvLayout, format: KvFormat) -> Result<Self, CudaKvError> {
-        Self::zeroed(device, shape, format, shape.packed_planes(layout)?)
-    }
-
-    /// Zeroed pages for what a layer keeps of a token.
-    ///
-    /// # Errors
-    /// [`CudaKvError`]; values in the keys need one scale for both and no more columns than a key has.
-    pub fn for_spec(
-        device: &Device,
-        spec: KvSpec,
-        num_pages: u32,
-        page_size: PageSize,
-        layout: KvLayout,
-        format: KvFormat,
-    ) -> Result<Self, CudaKvError> {
-        let shape = spec.shape(num_pages, page_size);
-        let Values::InKeys(width) = spec.values else { return Self::new(device, shape, layout, format) };
-        let (k_scale, v_scale) = (format.k_scale(), format.v_scale());
-        if k_scale.to_bits() != v_scale.to_bits() {
-            return Err(ShapeError::SharedScales { k_scale, v_scale }.into());
-        }
-        if width > spec.head_dim_k {
-            let (end, head_dim_k) = (width as usize, spec.head_dim_k as usize);
-            return Err(ShapeError::SharedColumns { v_column: 0, end, head_dim_k }.into());
-        }
-        let [k, _] = shape.packed_planes(layout)?;
-        let v = KvPlaneLayout { head_dim: width as usize, ..k };
-        Ok(Self { values: spec.values, ..Self::zeroed(device, shape, format, [k, v])? })
-    }
-
-    /// Zeroed pages with K and V of a page next to each other.
-    ///
-    /// # Errors
-    /// [`CudaKvError`].
-    pub fn interleaved(
-        device: &Device,
-        shape: KvShape,
-        layout: KvLayout,
-        format: KvFormat,
-    ) -> Result<Self, CudaKvError> {
-        Self::zeroed(device, shape, format, shape.interleaved_planes(layout)?)
-    }
-
-    /// A copy of host pages, with their strides.
-    ///
-    /// # Errors
-    /// [`CudaKvError`].
-    pub fn from_host(device: &Device, host: &HostKv) -> Result<Self, CudaKvError> {
-        let bytes = host.buffer().as_slice().as_bytes();
-        let buffer = DeviceBuffer::from_bytes(device, bytes, "kv cache")?;
-        let (k, v) = (host.k().layout, host.v().layout);
-        let (shape, values, format) = (host.shape(), host.spec().values, host.format());
-        Ok(Self { address: buffer.address(), buffer: Some(buffer), shape, values, format, k, v })
-    }
-
-    /// Pages in memory that another library owns.
-    ///
-    /// # Safety
-    /// As [`CudaTensorMut::from_raw`] for the whole life of the value; `len` is the number of elements from `address`
-    /// on, and no two positions of the two planes are the same element, but where V is the first columns of K.
-    ///
-    /// # Errors
-    /// [`ShapeError::OutOfBounds`] where a plane reaches beyond `len`, [`ShapeError::HeadDim`], and as
-    /// [`KvShape::validate`].
-    pub unsafe fn from_raw(
-        address: u64,
-        len: usize,
-        shape: KvShape,
-        format: KvFormat,
-        k: KvPlaneLayout,
-        v: KvPlaneLayout,
-    ) -> Result<Self, ShapeError> {
-        shape.validate()?;
-        let parts = [(kvpool::KvPart::K, k, shape.head_dim_k), (kvpool::KvPart::V, v, shape.head_dim_v)];
-        for (part, plane, head_dim) in parts {
-            if plane.head_dim != head_dim as usize {
-                let (got, expected) = (plane.head_dim, head_dim as usize);
-                return Err(ShapeError::HeadDim { part, got, expected });
-            }
-            let needed = plane.extent(&shape).ok_or(ShapeError::Overflow { what: "kv cache" })?;
-            if needed > len {
-                return Err(ShapeError::OutOfBounds { what: "kv cache", len, needed });
-            }
-        }
-        let columns = KvPlaneLayout { head_dim: v.head_dim, ..k };
-        let values = match shape.head_dim_v {
-            0 => Values::None,
-            dim if v == columns => Values::InKeys(dim),
-            dim => Values::Own(dim),
-        };
-        Ok(Self { address, buffer: None, shape, values, format, k, v })
-    }
-
-    fn zeroed(
-        device: &Device,
-        shape: KvShape,
-        format: KvFormat,
-        planes: [KvPlaneLayout; 2],
-    ) -> Result<Self, CudaKvError> {
-        let extents = planes.map(|plane| plane.extent(&shape));
-        let len = extents.into_iter().flatten().max().ok_or(ShapeError::Overflow { what: "kv cache" })?;
-        let bytes = len.checked_mul(format.dtype().element_bytes()).ok_or(ShapeError::Overflow { what: "kv cache" })?;
-        let buffer = DeviceBuffer::zeroed(device, bytes, "kv cache")?;
-        let [k, v] = planes;
-        let values = if shape.head_dim_v == 0 { Values::None } else { Values::Own(shape.head_dim_v) };
-        Ok(Self { address: buffer.address(), buffer: Some(buffer), shape, values, format, k, v })
-    }
-
-    /// What it keeps of a token.
-    #[must_use]
-    pub const fn spec(&self) -> KvSpec {
-        let KvShape { num_kv_heads, head_dim_k, .. } = self.shape;
-        KvSpec { num_kv_heads, head_dim_k, values: self.values }
-    }
-
-    /// The shape.
-    #[must_use]
-    pub const fn shape(&self) -> KvShape {
-        self.shape
-    }
-
-    /// Dtype and scales.
-    #[must_use]
-    pub const fn format(&self) -> KvFormat {
-        self.format
-    }
-
-    /// Where K lies in the buffer.
-    #[must_use]
-    pub const fn k(&self) -> KvPlaneLayout {
-        self.k
-    }
-
-    /// Where V lies in the buffer.
-    #[must_use]
-    pub const fn v(&self) -> KvPlaneLayout {
-        self.v
-    }
-
-    /// Address of the first element of a plane.
-    #[must_use]
-    pub fn plane_address(&self, plane: &KvPlaneLayout) -> u64 {
-        self.address + (plane.offset * self.format.dtype().element_bytes()) as u64
-    }
-
-    /// The memory, where it is ours.
-    #[must_use]
-    pub const fn buffer(&self) -> Option<&DeviceBuffer> {
-        self.buffer.as_ref()
-    }
-
-    /// The memory to write, where it is ours.
-    pub const fn buffer_mut(&mut self) -> Option<&mut DeviceBuffer> {
-        self.buffer.as_mut()
-    }
-
-    /// Checks that kernels can read both planes in vectors.
-    pub(crate) fn require_aligned(&self) -> Result<(), DeviceError> {
-        let bytes = self.format.dtype().element_bytes();
-        for (what, plane) in [("a cache's K", self.k), ("a cache's V", self.v)] {
-            let strides = plane.strides;
-            require_aligned(what, self.plane_address(&plane))?;
-            for stride in [strides.page, strides.token, strides.head] {
-                require_aligned(what, (stride * bytes) as u64)?;
-            }
-            if let Some(&got) = [strides.page, strides.token].iter().find(|stride| **stride > MAX_STRIDE) {
-                return Err(DeviceError::Stride { what, got, max: MAX_STRIDE });
-            }
-        }
-        Ok(())
+    /// Checks that kernels of a device can read its values: memory of ours is of its stream, and values lie whole.
+    pub(crate) fn require_usable(&self, what: &'static str, device: &Device) -> Result<(), DeviceError> {
+        require_owner(what, self.owner, device.stream_id())?;
+        require_multiple(what, self.address, LSE_BYTES)
     }
 }
-
-/// KV pages that cannot be made.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum CudaKvError {
-    /// The shape is not legal.
-    #[error(transparent)]
-    Shape(#[from] ShapeError),
-    /// The device does not give the memory.
-    #[error(transparent)]
-    Device(#[from] DeviceError),
-}
-
-/// Elements from a page or token to the next that kernels can step by.
-const MAX_STRIDE: usize = i32::MAX.unsigned_abs() as usize;
 
 /// Bytes that kernels read and write at once.
 const VECTOR_BYTES: u64 = 16;
 
-fn require_aligned(what: &'static str, bytes: u64) -> Result<(), DeviceError> {
-    match bytes % VECTOR_BYTES {
+/// Bytes of one value of an LSE: kernels read and write them whole.
+const LSE_BYTES: u64 = size_of::<f32>() as u64;
+
+/// Checks that memory of ours is used on the stream that frees it, which alone orders the release after the use.
+pub(super) fn require_owner(what: &'static str, owner: Option<StreamId>, user: StreamId) -> Result<(), DeviceError> {
+    if owner.is_none_or(|owner| owner == user) { Ok(()) } else { Err(DeviceError::OtherStream { what }) }
+}
+
+/// Checks an address or a step that kernels read in vectors.
+pub(super) fn require_aligned(what: &'static str, bytes: u64) -> Result<(), DeviceError> {
+    require_multiple(what, bytes, VECTOR_BYTES)
+}
+
+fn require_multiple(what: &'static str, bytes: u64, needed: u64) -> Result<(), DeviceError> {
+    match bytes % needed {
         0 => Ok(()),
-        got => Err(DeviceError::Alignment { what, got, needed: VECTOR_BYTES }),
+        got => Err(DeviceError::Alignment { what, got, needed }),
     }
 }
 
@@ -531,6 +363,21 @@ mod tests {
     }
 
     #[test]
+    fn values_of_an_lse_are_aligned() {
+        assert!(require_multiple("lse", 4100, LSE_BYTES).is_ok());
+        let error = require_multiple("lse", 4097, LSE_BYTES).unwrap_err();
+        assert_eq!(error, DeviceError::Alignment { what: "lse", got: 1, needed: 4 });
+    }
+
+    #[test]
+    fn memory_of_another_stream_is_refused_and_another_librarys_is_not() {
+        let [this, other] = [StreamId::of_test(1), StreamId::of_test(2)];
+        assert!(require_owner("q", Some(this), this).is_ok() && require_owner("q", None, this).is_ok());
+        let error = require_owner("q", Some(other), this).unwrap_err();
+        assert_eq!(error, DeviceError::OtherStream { what: "q" });
+    }
+
+    #[test]
     fn views_that_do_not_fit_or_overlap_are_refused() {
         let geometry = |shape, row_stride, head_stride| Geometry { shape, row_stride, head_stride };
         assert!(geometry([3, 2, 4], 8, 4).require_len(24).is_ok());
@@ -540,19 +387,5 @@ mod tests {
         assert!(geometry([3, 2, 4], 4, 12).require_disjoint().is_ok());
         assert!(geometry([3, 2, 4], 7, 4).require_disjoint().is_err());
         assert!(geometry([3, 2, 4], 0, 4).require_disjoint().is_err());
-    }
-
-    #[test]
-    fn pages_of_another_library_are_checked_against_their_length() {
-        let page_size = kvpool::PageSize::new(16).unwrap();
-        let shape = KvShape { num_pages: 4, page_size, num_kv_heads: 2, head_dim_k: 64, head_dim_v: 64 };
-        let [k, v] = shape.packed_planes(KvLayout::Nhd).unwrap();
-        let len = 2 * 4 * 16 * 2 * 64;
-        // SAFETY: the address is not used, only the layout is checked.
-        let fits = unsafe { CudaKv::from_raw(4096, len, shape, KvFormat::Bf16, k, v) };
-        assert_eq!(fits.unwrap().plane_address(&v), 4096 + len as u64);
-        // SAFETY: as above.
-        let short = unsafe { CudaKv::from_raw(4096, len - 1, shape, KvFormat::Bf16, k, v) };
-        assert!(matches!(short, Err(ShapeError::OutOfBounds { .. })));
     }
 }

@@ -87,3 +87,23 @@ fn a_hundred_runs_beside_a_busy_stream_are_the_same_bits() {
     assert!(rounds > 0, "the other stream did nothing");
     support::keep("reruns", &serde_json::json!({"runs": NUM_RUNS, "replays": NUM_RUNS, "rounds of the other": rounds}));
 }
+
+#[test]
+fn a_graph_of_an_uncaptured_step_keeps_the_tables_of_its_step() {
+    if !support::has_gpu() {
+        return;
+    }
+    let case = Case { requests: vec![RequestShape { q_len: 90, kv_len: 1300 }], ..cases().swap_remove(0) };
+    let device = CudaDevice::open(0).unwrap();
+    let mut scene = Scene::new(device, Problem::new(&case), Place::low(KvLayout::Nhd)).unwrap();
+    let step = scene.prepare();
+    let first = scene.run(&step);
+    let mut graph = scene.record(&step);
+    // Steps take turns in two places, so the tables of the first would be overwritten.
+    for rows in [0..7, 7..30, 30..31] {
+        scene.run_rows(rows);
+    }
+    scene.poison();
+    graph.replay().unwrap();
+    assert!(scene.written() == first, "the replay read tables of a later step");
+}

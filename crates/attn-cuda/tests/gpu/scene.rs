@@ -254,7 +254,7 @@ fn moved_cache(gpu: &Device, problem: &Problem, place: Place) -> Result<CudaKv, 
         for page in 0..problem.pool.num_pages {
             let at = |plane: &kvpool::KvPlaneLayout, page| plane.element(PageId::new(page).unwrap(), 0, 0) * size;
             let (from, to) = (at(&from, page), at(&to, place.first_page + page));
-            cache.buffer_mut().unwrap().upload(to, &bytes[from..from + len])?;
+            cache.upload(to, &bytes[from..from + len])?;
         }
     }
     Ok(cache)

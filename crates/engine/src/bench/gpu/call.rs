@@ -43,7 +43,7 @@ impl Call {
         let batch = tables.batch(workload.append)?;
         let (gpu, [queries, stored]) = (&device.device, like);
         let mut cache = CudaKv::for_spec(gpu, layer.kv(), pool.num_pages, pool.page_size, KvLayout::Nhd, format)?;
-        stored.fill(cache.buffer_mut().ok_or("a cache has its own memory")?, 0)?;
+        stored.fill_pages(&mut cache)?;
         let rows = batch.num_rows() as usize;
         let tensor = |heads: u32, dim: u32, first: usize| -> Result<DeviceBuffer, AnyError> {
             let bytes = rows * heads as usize * dim as usize * dtype.size_bytes();

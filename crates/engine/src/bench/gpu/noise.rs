@@ -4,7 +4,7 @@
 //! is one long run of elements a dtype, made and sent once; tensors are copies of it on the device, and repeat it where
 //! they are longer. Its length shares no factor with the sizes of tensors beyond 8, so no two planes or pages are alike.
 
-use attn_cuda::device::{Device, DeviceBuffer, DeviceError};
+use attn_cuda::device::{CudaKv, Device, DeviceBuffer, DeviceError};
 use half::{bf16, f16};
 use kvpool::{KvDtype, KvFormat, f32_to_fp8_e4m3, fp8_e4m3_to_f32};
 use rayon::prelude::*;
@@ -61,12 +61,28 @@ impl Noise {
 
     /// Writes elements `first..` to a whole buffer, by copies on the device.
     pub(super) fn fill(&self, target: &mut DeviceBuffer, first: usize) -> Result<(), DeviceError> {
+        self.copy(target.len(), first, |at, from, len| target.copy_from(at, &self.run, from, len))
+    }
+
+    /// The same for all memory of pages, from the first element on.
+    pub(super) fn fill_pages(&self, target: &mut CudaKv) -> Result<(), DeviceError> {
+        let len = target.buffer().map_or(0, DeviceBuffer::len);
+        self.copy(len, 0, |at, from, len| target.copy_from(at, &self.run, from, len))
+    }
+
+    /// Gives out copies of the run, from element `first` on, to fill `len` bytes: where to, where from, bytes.
+    fn copy(
+        &self,
+        len: usize,
+        first: usize,
+        mut give: impl FnMut(usize, usize, usize) -> Result<(), DeviceError>,
+    ) -> Result<(), DeviceError> {
         let size = self.dtype.element_bytes();
         let (mut at, mut from) = (0, first % self.num_elements * size);
-        while at < target.len() {
-            let len = (self.run.len() - from).min(target.len() - at);
-            target.copy_from(at, &self.run, from, len)?;
-            (at, from) = (at + len, 0);
+        while at < len {
+            let bytes = (self.run.len() - from).min(len - at);
+            give(at, from, bytes)?;
+            (at, from) = (at + bytes, 0);
         }
         Ok(())
     }
