@@ -74,6 +74,5 @@ mod tests {
         for figure in [read_bytes_per_s, flops_per_s, overhead_s] {
             assert!(figure.is_finite() && figure > 0.0, "{figure}");
         }
-        assert!(overhead_s < 0.1, "a call without work took {overhead_s} s");
     }
 }
