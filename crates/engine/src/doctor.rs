@@ -34,6 +34,9 @@ const LOADER_DIRS: [&str; 8] = [
 pub struct Findings {
     /// Version of this program.
     pub version: &'static str,
+    /// The commit that the build was told of.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub commit: Option<&'static str>,
     /// `release` or `debug`.
     pub build: &'static str,
     /// The system.
@@ -99,6 +102,7 @@ impl Findings {
         });
         Self {
             version: env!("CARGO_PKG_VERSION"),
+            commit: commit(),
             build: build_profile(),
             os: os_name(),
             cpu: cpu_model(),
@@ -122,7 +126,7 @@ impl Findings {
             bytes => format!("{:.1} GiB", f64::from(u32::try_from(bytes >> 20).unwrap_or(u32::MAX)) / 1024.0),
         };
         let mut push = |what: &str, found: String| table.push(vec![what.to_owned(), found]);
-        let commit = commit().map_or(String::new(), |commit| format!(", commit {commit}"));
+        let commit = self.commit.map_or(String::new(), |commit| format!(", commit {commit}"));
         push("attn", format!("{} ({} build{commit})", self.version, self.build));
         push("system", self.os.clone());
         push("processor", self.cpu.clone());

@@ -6,9 +6,17 @@ mod table;
 
 use std::error::Error;
 
+use attn_metadata::Selection;
+
 pub use capabilities::{BackendRow, capability_rows, capability_table};
 pub use explain::{ExplainError, ExplainRequest, Explained, explain};
 pub use table::Table;
+
+/// What was chosen, in one line: one name, or who prefills and who decodes.
+#[must_use]
+pub fn chosen(selection: &Selection) -> String {
+    selection.to_string().lines().next().unwrap_or_default().to_owned()
+}
 
 /// An error and its causes in one line, joined by `": "`; a cause that its effect already quotes is not repeated.
 #[must_use]

@@ -114,5 +114,35 @@ mod random {
         let page_size = ["generate", "--random-model", "minimax", "--prompt", "a", "--page-size", "48"];
         let [line] = &refused(&attn(&page_size), 2, 1)[..] else { panic!() };
         assert!(line.contains("pages of 48 tokens do not divide blocks of 64 tokens"), "{line}");
+        let threads = ["generate", "--random-model", "mla", "--prompt", "a", "--threads", "0"];
+        let [line] = &refused(&attn(&threads), 2, 1)[..] else { panic!() };
+        assert!(line.contains("expected a number from 1 to 1024"), "{line}");
+    }
+
+    #[test]
+    fn more_tokens_than_the_model_has_positions_are_refused_for_that_however_many() {
+        for number in ["100000000", "18446744073709551615"] {
+            let args = ["generate", "--random-model", "mla", "--prompt", "abc", "--max-new-tokens", number];
+            let [line] = &refused(&attn(&args), 2, 1)[..] else { panic!() };
+            let expected = format!("error: prompt 0: 3 prompt tokens and {number} new ones exceed the model's ");
+            assert!(line.starts_with(&expected), "{line}");
+        }
+    }
+
+    #[test]
+    fn options_that_recorded_prompts_decide_are_refused_beside_them() {
+        for option in [&["--max-new-tokens", "3"][..], &["--chat"], &["--system", "b"]] {
+            let args = [&["generate", "--model", "a.gguf", "--cases", "b.json"], option].concat();
+            let [line] = &refused(&attn(&args), 2, 1)[..] else { panic!() };
+            assert!(line.contains("cannot be used with"), "{line}");
+        }
+    }
+
+    #[test]
+    fn a_pair_is_named_whole() {
+        let args = ["generate", "--random-model", "mla", "--prompt", "a", "--attention-backend", "mla,mla-oracle"];
+        let output = attn(&[&args[..], &["--max-new-tokens", "2"]].concat());
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(stderr.contains("on backend mla for prefill, mla-oracle for decode"), "{stderr}");
     }
 }

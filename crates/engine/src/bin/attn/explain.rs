@@ -13,6 +13,9 @@ use serde_json::json;
 
 use super::{Failure, Outcome, output};
 
+/// Options that say what a workload of a file says itself.
+const SHAPE: [&str; 8] = ["q_lens", "kv_lens", "heads", "dim", "page_size", "window", "dtype", "kv_dtype"];
+
 /// Options of `explain`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -41,12 +44,13 @@ pub struct Args {
     #[arg(long, value_name = "DTYPE", default_value = "f32")]
     kv_dtype: KvDtype,
     /// A workload of this file instead
-    #[arg(long, value_name = "FILE", requires = "name", conflicts_with_all = ["q_lens", "kv_lens"])]
+    #[arg(long, value_name = "FILE", requires = "name", conflicts_with_all = SHAPE)]
     workload: Option<PathBuf>,
     /// Which workload of the file
     #[arg(long, requires = "workload")]
     name: Option<String>,
-    /// Attention backend: a name, a pair "prefill,decode", or "auto"
+    /// Attention backend: a name, names "a+b" of which each layer takes the first that can run it, a pair
+    /// "prefill,decode" of these, or "auto"
     #[arg(long, value_name = "NAME", default_value = "auto")]
     attention_backend: String,
     /// Worker threads; default: all
@@ -78,7 +82,12 @@ pub fn run(args: &Args) -> Result<Outcome> {
     if args.json {
         let rejected: Vec<_> =
             selection.rejected.iter().map(|r| json!({"name": r.name, "reasons": r.reasons})).collect();
-        let chosen = json!({"extend": selection.extend.of_layers(), "decode": selection.decode.of_layers(), "rejected": rejected});
+        let chosen = json!({
+            "extend": selection.extend.of_layers(),
+            "decode": selection.decode.of_layers(),
+            "notes": selection.notes,
+            "rejected": rejected,
+        });
         output::write_json(&json!({"selection": chosen, "roofline": roofline, "plan": plan}))?;
     } else {
         let source = match &roofline {

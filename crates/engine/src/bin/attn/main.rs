@@ -3,7 +3,6 @@
 //! A command returns an [`Outcome`] or an error; an error becomes one line on stderr. Exit code 0: well; 1: a check or
 //! a call failed; 2: what was given cannot be used.
 #![forbid(unsafe_code)]
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command prints")]
 #![allow(unreachable_pub, reason = "a binary has no outside")]
 
 mod backends;
