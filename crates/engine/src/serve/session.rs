@@ -132,6 +132,7 @@ impl Session {
             num_waiting: self.scheduler.waiting.len(),
             num_running: self.scheduler.running.len(),
             free_pages: pages.free,
+            available_pages: self.pages.available(),
             total_pages: pages.total,
             stats: self.stats,
             step_times: self.step_times.clone(),
