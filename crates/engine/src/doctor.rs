@@ -141,6 +141,7 @@ impl Findings {
             kernels.iter().for_each(|kernel| push(&format!("GPU {index} kernels"), kernel.clone()));
         }
         for BackendFinding { name, usable, note } in &self.backends {
+            let note = if *note == self.nvidia { "see NVIDIA above" } else { note };
             push(&format!("backend {name}"), format!("{}: {note}", if *usable { "usable" } else { "not usable" }));
         }
         table

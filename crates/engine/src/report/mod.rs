@@ -1,4 +1,4 @@
-//! What the commands print: tables, the capability matrix, plans, one-line errors.
+//! What the commands print: tables, what backends can do, plans, one-line errors.
 
 mod capabilities;
 mod explain;
@@ -8,7 +8,7 @@ use std::error::Error;
 
 use attn_metadata::Selection;
 
-pub use capabilities::{BackendRow, capability_rows, capability_table};
+pub use capabilities::{BackendRow, capability_rows, capability_text};
 pub use explain::{ExplainError, ExplainRequest, Explained, explain};
 pub use table::Table;
 

@@ -156,9 +156,11 @@ fn usage_errors_are_one_line_and_exit_2() {
     for args in cases {
         let lines = refused(&attn(args), 2, 1);
         assert!(!lines[0].contains("error: error"), "{}", lines[0]);
+        assert!(!lines[0].contains("; see `attn --help`") || args[0] == "bogus", "{}", lines[0]);
     }
     let lines = refused(&attn(&["explain", "--q-lens", "1", "--kv-lens", "4", "--attention-backend", "nobody"]), 2, 1);
     assert!(lines[0].contains("there are: auto, cpu, oracle"), "{}", lines[0]);
+    assert!(refused(&attn(&["replay"]), 2, 1)[0].ends_with("; see `attn replay --help`"));
 }
 
 #[test]
