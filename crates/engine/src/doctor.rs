@@ -293,6 +293,8 @@ mod tests {
     #[test]
     fn a_containers_limit_is_read_in_both_versions() {
         let groups = env::temp_dir().join(format!("attn-doctor-{}", std::process::id()));
+        // A run that failed may have left one behind, and its process id comes again.
+        let _ = fs::remove_dir_all(&groups);
         fs::create_dir_all(groups.join("memory")).unwrap();
         let write = |file: &str, text: &str| fs::write(groups.join(file), text).unwrap();
         assert_eq!(container_memory_bytes(&groups), None);

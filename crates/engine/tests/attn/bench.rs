@@ -124,7 +124,8 @@ fn the_charts_of_the_readme_are_made_of_the_result_files_beside_them() {
     let charts: Vec<&str> =
         readme.split("](").filter_map(|rest| rest.split(')').next()?.strip_suffix(".svg")).collect();
     assert_eq!(charts, ["docs/bench/gpu-h200", "docs/bench/cpu"]);
-    let made = fresh_dir("charts").join("chart.svg");
+    let dir = fresh_dir("charts");
+    let made = dir.join("chart.svg");
     for chart in charts {
         let [json, svg] = ["json", "svg"].map(|extension| root.join(format!("{chart}.{extension}")));
         attn_ok(&["bench", "--plot", json.to_str().unwrap(), "--out", made.to_str().unwrap()]);

@@ -25,7 +25,8 @@ fn the_published_vectors_pass_on_every_block_sparse_backend() {
 
 #[test]
 fn a_wrong_number_ends_with_exit_code_1_and_the_first_difference() {
-    let path = fresh_dir("check_vectors").join("wrong.json");
+    let dir = fresh_dir("check_vectors");
+    let path = dir.join("wrong.json");
     let text = fs::read_to_string(FILE).unwrap().replacen("-0.8274013194451754", "-0.8275", 1);
     fs::write(&path, text).unwrap();
     let output = attn(&["check-vectors", path.to_str().unwrap(), "--attention-backend", "sparse"]);
@@ -40,7 +41,8 @@ fn what_cannot_be_checked_is_refused() {
     let [line] = &refused(&attn(&["check-vectors", FILE, "--attention-backend", "cpu"]), 2, 1)[..] else { panic!() };
     assert!(line.contains("there are: sparse, sparse-oracle, sparse-pages"), "{line}");
     refused(&attn(&["check-vectors", "no such file"]), 2, 1);
-    let path = fresh_dir("check_vectors_refused").join("other.json");
+    let dir = fresh_dir("check_vectors_refused");
+    let path = dir.join("other.json");
     fs::write(&path, "{}").unwrap();
     refused(&attn(&["check-vectors", path.to_str().unwrap()]), 2, 1);
 }
