@@ -92,9 +92,6 @@ pub fn compare(
 
 fn subject(workload: &Workload, options: &CpuOptions) -> Result<Subject, Box<ResultRow>> {
     let skip = |why: String| Box::new(ResultRow::skipped(&workload.name, &options.choice, why));
-    if workload.kind == "mla" {
-        return Err(skip("kind mla: no host backend of this build runs it".to_owned()));
-    }
     if !workload.is_attention() {
         return Err(skip(format!("kind {}: measured with --attention-backend cuda", workload.kind)));
     }

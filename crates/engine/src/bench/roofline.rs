@@ -10,7 +10,7 @@ use super::ceilings::read_gbs;
 use super::measure::{Reps, Subject};
 use super::problem::problem_of;
 use super::work::Work;
-use super::workload::{KvWidth, Workload};
+use super::workload::{KvWidth, Workload, WorkloadKind};
 use crate::replay::ReplayError;
 
 /// Bytes that the read rate is measured over: beyond the caches of a core, and soon read.
@@ -44,7 +44,7 @@ pub fn host_roofline(device: HostDevice) -> Result<Roofline, ReplayError> {
 fn best_call(prompt_len: u32, device: HostDevice) -> Result<(f64, Work), ReplayError> {
     let workload = Workload {
         name: "roofline".to_owned(),
-        kind: "prefill".to_owned(),
+        kind: WorkloadKind::Prefill,
         q_lens: vec![prompt_len],
         kv_lens: vec![prompt_len],
         heads: [8, 2],

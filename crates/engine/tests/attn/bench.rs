@@ -43,7 +43,7 @@ fn workloads_are_measured_checked_or_skipped_with_a_reason() {
     let row = |name: &str| results.results.iter().find(|row| row.workload == name).unwrap();
     assert!(row("small-f32").rel_err.unwrap() < 1e-5 && row("small-f32").ms.unwrap() > 0.0);
     assert!(row("small-fp8").rel_err.unwrap() < 1e-2 && row("small-fp8").plan_us.is_some());
-    assert!(row("latent").skipped.as_ref().unwrap().contains("mla"));
+    assert!(row("latent").rel_err.unwrap() < 2e-2 && row("latent").ms.unwrap() > 0.0);
     assert!(row("much-too-large").skipped.as_ref().unwrap().contains("MiB"));
     let (svg, results) = (dir.join("chart.svg"), json.to_str().unwrap());
     attn_ok(&["bench", "--plot", results, "--out", svg.to_str().unwrap()]);
@@ -168,4 +168,10 @@ fn recorded_workloads_are_files_that_can_be_replayed() {
     let file = recorded.join("small-fp8.safetensors");
     attn_ok(&["replay", file.to_str().unwrap(), "--out-dir", out.to_str().unwrap()]);
     assert!(out.join("small-fp8.safetensors").exists());
+    attn_ok(&["bench", "--workloads", &workloads, "--filter", "latent", "--record", recorded.to_str().unwrap()]);
+    let file = recorded.join("latent.safetensors");
+    attn_ok(&["replay", file.to_str().unwrap(), "--out-dir", out.to_str().unwrap(), "--attention-backend", "mla"]);
+    let moves = concat!(env!("CARGO_MANIFEST_DIR"), "/../../bench/gpu-moves.json");
+    let nothing = attn(&["bench", "--workloads", moves, "--record", recorded.to_str().unwrap()]);
+    assert!(refused(&nothing, 2, 1)[0].contains("none of these workloads attends"));
 }

@@ -114,7 +114,10 @@ fn a_workload_of_a_file_is_explained_by_name() {
     assert!(text.contains("16 requests"), "{text}");
     let lines = refused(&attn(&["explain", "--workload", file, "--name", "nothing"]), 2, 1);
     assert!(lines[0].contains("decode-skew"), "{}", lines[0]);
-    refused(&attn(&["explain", "--workload", file, "--name", "mla-128h-1x32768"]), 2, 1);
+    for backend in ["cpu", "mla"] {
+        let args = ["explain", "--workload", file, "--name", "mla-128h-1x32768", "--attention-backend", backend];
+        assert!(attn_ok(&args).contains("request 0: q 1, kv 32768"), "{backend}");
+    }
     refused(&attn(&["explain", "--workload", "no-such-file.json", "--name", "a"]), 2, 1);
 }
 

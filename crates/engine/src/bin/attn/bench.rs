@@ -15,7 +15,7 @@ use engine::doctor;
 use engine::replay::{Call, record};
 
 use super::bench_tables::shown;
-use super::{Failure, Outcome, failure, output};
+use super::{Failure, Outcome, output};
 
 /// Requests of the batches that the planner is timed with.
 const PLANNED_REQUESTS: [usize; 2] = [64, 1024];
@@ -180,9 +180,12 @@ fn workloads(args: &Args) -> Result<Vec<Workload>> {
 fn record_all(workloads: &[Workload], dir: &Path) -> Result<Outcome> {
     let name = || format!("cannot write to {}", dir.display());
     fs::create_dir_all(dir).map_err(Failure::input).with_context(name)?;
+    if !workloads.iter().any(Workload::is_attention) {
+        return Err(Failure::usage("none of these workloads attends, so there is nothing to record").into());
+    }
     for workload in workloads {
-        if workload.kind == "mla" || !workload.is_attention() {
-            failure::say(&format!("workload {}: kind {} has no replay file, left out", workload.name, workload.kind));
+        if !workload.is_attention() {
+            output::note(&format!("left out: workload {} of kind {} does not attend", workload.name, workload.kind));
             continue;
         }
         let workload_name = || format!("workload {}", workload.name);

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 use attn_metadata::plan::Roofline;
 use attn_metadata::{HeadShape, HostDevice};
-use engine::bench::{Workload, host_roofline, parse_workloads};
+use engine::bench::{Workload, WorkloadKind, host_roofline, parse_workloads};
 use engine::report::{ExplainRequest, Explained, explain};
 use kvpool::{Dtype, KvDtype};
 use serde_json::json;
@@ -152,6 +152,7 @@ fn lengths_request(args: &Args) -> Result<ExplainRequest> {
         q_lens: args.q_lens.clone(),
         kv_lens: args.kv_lens.clone(),
         heads: HeadShape::new(num_qo_heads, num_kv_heads, args.dim),
+        values_in_keys: false,
         page_size: args.page_size,
         window_left: args.window.checked_sub(1),
         q_dtype: args.dtype,
@@ -162,7 +163,7 @@ fn lengths_request(args: &Args) -> Result<ExplainRequest> {
 }
 
 fn workload_request(args: &Args, workload: &Workload) -> Result<ExplainRequest> {
-    if workload.kind == "mla" || !workload.is_attention() {
+    if !workload.is_attention() {
         let Workload { name, kind, .. } = workload;
         return Err(Failure::usage(format!("workload {name} is of kind {kind}, which has no plan to explain")).into());
     }
@@ -171,6 +172,7 @@ fn workload_request(args: &Args, workload: &Workload) -> Result<ExplainRequest> 
         q_lens: workload.q_lens.clone(),
         kv_lens: workload.kv_lens.clone(),
         heads: HeadShape { num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo },
+        values_in_keys: workload.kind == WorkloadKind::Mla,
         page_size: workload.page,
         window_left: workload.window_left(),
         q_dtype: workload.activation_dtype().map_err(Failure::input)?,

@@ -14,7 +14,6 @@ pub fn write(text: &str) -> Result<()> {
 }
 
 /// Writes a line to stderr, beside what was asked for.
-#[cfg(feature = "model")]
 pub fn note(text: &str) {
     // Nobody may be listening; the answer goes to stdout all the same.
     let _ = writeln!(io::stderr(), "{text}");
