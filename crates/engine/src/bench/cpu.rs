@@ -187,8 +187,8 @@ fn add_pair(
     let rounds: Vec<f64> = times.iter().zip(medians).map(|(theirs, ours)| theirs / ours).collect();
     let theirs_ms = median(&mut times);
     let work = subject.measured(ms).work;
-    let row = ResultRow::timed(&workload.name, &first.peer, theirs_ms, work, options.ceilings.as_ref());
+    let row = ResultRow::timed(&workload.name, &first.system, theirs_ms, work, options.ceilings.as_ref());
     results.results.push(ResultRow { rel_err: first.rel_err, ..row });
-    let ratio = Ratio { workload: workload.name.clone(), peer: first.peer.clone(), ratio: theirs_ms / ms, rounds };
+    let ratio = Ratio { workload: workload.name.clone(), peer: first.system.clone(), ratio: theirs_ms / ms, rounds };
     results.ratios.push(ratio);
 }

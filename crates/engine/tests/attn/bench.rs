@@ -89,7 +89,7 @@ fn results_of_peers_are_put_beside_ours() {
     let text = attn_ok(&[&common[..], &ours[..]].concat());
     assert!(text.contains("1 compared with the best peer"), "{text}");
     let results = results(&json);
-    let row = |peer: &str| results.results.iter().find(|row| row.workload == "small-fp8" && row.peer == peer);
+    let row = |system: &str| results.results.iter().find(|row| row.workload == "small-fp8" && row.system == system);
     let best = row("fast").unwrap().ratio.unwrap();
     assert_eq!((results.ratios.len(), results.ratios[0].peer.as_str(), results.ratios[0].ratio), (1, "fast", best));
     assert!((results.geometric_mean.unwrap() / best - 1.0).abs() < 1e-12 && row("wrong").is_none());

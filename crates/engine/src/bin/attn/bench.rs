@@ -139,7 +139,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
     // Peers whose results are wrong were left out when they were added.
     match results.results.iter().find(|row| row.rel_err.is_some_and(is_wrong)) {
         Some(row) => {
-            Err(Failure::check(format!("{} gives a wrong result for workload {}", row.peer, row.workload)).into())
+            Err(Failure::check(format!("{} gives a wrong result for workload {}", row.system, row.workload)).into())
         }
         None => Ok(Outcome::Success),
     }
