@@ -164,6 +164,13 @@ fn usage_errors_are_one_line_and_exit_2() {
     let lines = refused(&attn(&["explain", "--q-lens", "1", "--kv-lens", "4", "--attention-backend", "nobody"]), 2, 1);
     assert!(lines[0].contains("there are: auto, cpu, oracle"), "{}", lines[0]);
     assert!(refused(&attn(&["replay"]), 2, 1)[0].ends_with("; see `attn replay --help`"));
+    if cfg!(feature = "cuda") {
+        for option in [&["--rounds", "2"][..], &["--threads", "2"], &["--no-ceilings"]] {
+            let on_gpu = ["bench", "--workloads", WORKLOADS, "--attention-backend", "cuda"];
+            let lines = refused(&attn(&[&on_gpu[..], option].concat()), 2, 1);
+            assert!(lines[0].contains(&format!("{} is for backends that run on the host", option[0])), "{}", lines[0]);
+        }
+    }
 }
 
 #[test]
