@@ -27,8 +27,34 @@ pub(crate) enum NameError {
     Taken { name: String },
 }
 
-/// Names that mean something else: what `--attention-backend` takes, and crates `attn-*` outside `crates/`.
-const TAKEN: [&str; 6] = ["auto", "conformance", "cpu", "oracle", "reference", "metadata"];
+/// Names that mean something else: what `--attention-backend` takes (names of other systems among them), and crates
+/// `attn-*` outside `crates/`. Backends with a crate of their name need not be here: its folder is there. The engine's
+/// test `names_of_backends_and_aliases_are_taken` compares this with the registry.
+const TAKEN: [&str; 23] = [
+    "aiter",
+    "ascend",
+    "auto",
+    "conformance",
+    "cpu",
+    "cuda-free",
+    "cuda-plain",
+    "cuda-portable",
+    "cuda-strict",
+    "dsa",
+    "fa3",
+    "fa4",
+    "flashinfer",
+    "flashmla",
+    "metadata",
+    "mla-oracle",
+    "nsa",
+    "oracle",
+    "reference",
+    "sparse-oracle",
+    "sparse-pages",
+    "triton",
+    "wave",
+];
 
 impl BackendName {
     /// Checks `name`.
@@ -108,6 +134,8 @@ mod tests {
             ("a--b", NameError::Hyphen { name: name("a--b") }),
             ("attn-a", NameError::Prefix { without: name("a") }),
             ("auto", NameError::Taken { name: name("auto") }),
+            ("cuda-free", NameError::Taken { name: name("cuda-free") }),
+            ("fa3", NameError::Taken { name: name("fa3") }),
         ];
         for (text, expected) in cases {
             assert_eq!(BackendName::parse(text), Err(expected), "{text:?}");

@@ -57,6 +57,7 @@ enum Task {
 }
 
 fn main() -> ExitCode {
+    step::end_with_parent();
     match run(&Cli::parse().task) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,

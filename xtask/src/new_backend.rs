@@ -197,6 +197,8 @@ mod tests {
     #[test]
     fn a_crate_is_written_once() {
         let root = std::env::temp_dir().join(format!("xtask-new-backend-{}", std::process::id()));
+        // A run that failed may have left one behind, and its process id comes again.
+        let _ = fs::remove_dir_all(&root);
         let (here, copy) = (Workspace::locate().unwrap(), Workspace::at(root.clone()));
         for file in EDITED.into_iter().chain(COPIES) {
             write(&copy.path(file), &read(&here, file).unwrap()).unwrap();

@@ -5,7 +5,7 @@
 
 use std::fmt;
 use std::io::{self, BufRead, BufReader, IsTerminal, Read};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -83,11 +83,42 @@ impl Step {
     }
 }
 
+/// Set for a task that runs in the background: it is to end, with all that it started, when its stdin does.
+const BACKGROUND: &str = "XTASK_BACKGROUND";
+
+/// In a task that another one runs in the background: ends with it, however that one ends.
+pub(crate) fn end_with_parent() {
+    if std::env::var_os(BACKGROUND).is_some() {
+        thread::spawn(|| {
+            // Nothing is ever written: this returns when the other end is gone.
+            let _ = io::copy(&mut io::stdin(), &mut io::sink());
+            stop_group(std::process::id());
+        });
+    }
+}
+
+/// Stops a process group at once, whoever is left in it.
+fn stop_group(id: u32) {
+    let mut shell = Command::new("sh");
+    // Where the group is gone there is nothing to stop.
+    let _ = shell.arg("-c").arg(format!("kill -s KILL -- -{id}")).stderr(Stdio::null()).status();
+}
+
+/// Makes a command the head of a process group of its own, so that it can be stopped with all that it starts.
+fn lead_group(command: &mut Command) -> &mut Command {
+    #[cfg(unix)]
+    std::os::unix::process::CommandExt::process_group(command, 0);
+    command
+}
+
 /// A task of this program that runs beside the steps, as the last to get a processor; its output is kept until it is
-/// waited for. Dropped before that, it is stopped.
+/// waited for. Dropped before that, it is stopped with all that it started, as it is where this process goes.
 #[derive(Debug)]
 pub(crate) struct Background {
     child: Child,
+    /// Held open: its end tells the task that this process is gone.
+    _stdin: Option<ChildStdin>,
+    has_ended: bool,
     readers: Vec<thread::JoinHandle<()>>,
     lines: Receiver<String>,
     started: Instant,
@@ -98,8 +129,9 @@ impl Background {
     pub(crate) fn start(workspace: &Workspace, args: &[&str]) -> Result<Self> {
         let program = std::env::current_exe().context("cannot find this program")?;
         let run = |command: &mut Command| {
-            command.args(&args[1..]).current_dir(workspace.path("")).stdin(Stdio::null());
-            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()
+            command.args(&args[1..]).current_dir(workspace.path("")).env(BACKGROUND, "1");
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+            lead_group(command).spawn()
         };
         let spawned =
             run(Command::new("nice").args(["-n", "19"]).arg(&program)).or_else(|_| run(&mut Command::new(&program)));
@@ -109,7 +141,8 @@ impl Background {
             child.stdout.take().map(|pipe| forward(pipe, sender.clone())),
             child.stderr.take().map(|pipe| forward(pipe, sender)),
         ];
-        Ok(Self { child, readers: readers.into_iter().flatten().collect(), lines, started: Instant::now() })
+        let readers = readers.into_iter().flatten().collect();
+        Ok(Self { _stdin: child.stdin.take(), child, has_ended: false, readers, lines, started: Instant::now() })
     }
 
     /// Waits for it and shows what it said, as a step; the duration is that of waiting.
@@ -121,6 +154,7 @@ impl Background {
             bar.suspend(|| println!("{line}"));
         }
         let status = self.child.wait().context("cannot wait for a step")?;
+        self.has_ended = true;
         bar.finish_and_clear();
         self.readers.drain(..).for_each(|reader| reader.join().expect("a reader only forwards lines"));
         let outcome = if status.success() { Outcome::Passed } else { Outcome::Failed };
@@ -132,7 +166,11 @@ impl Background {
 
 impl Drop for Background {
     fn drop(&mut self) {
-        // Where it has ended there is nothing to stop.
+        if self.has_ended {
+            return;
+        }
+        stop_group(self.child.id());
+        // The group needs a shell to be stopped; the task itself does not.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -207,6 +245,25 @@ mod tests {
         // The program of this test is the test binary.
         assert_eq!(finish(&["xtask", "--list"]), Outcome::Passed);
         assert_eq!(finish(&["xtask", "--no-such-option"]), Outcome::Failed);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_group_is_stopped_with_all_that_it_started() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "sleep 600 & echo $!; wait"]).stdout(Stdio::piped());
+        let mut child = lead_group(&mut command).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let of_sleep = std::path::Path::new("/proc").join(line.trim()).join("stat");
+        // A process that nobody has waited for yet is still listed, as Z.
+        let lives = || std::fs::read_to_string(&of_sleep).is_ok_and(|stat| !stat.contains(") Z "));
+        assert!(lives());
+        stop_group(child.id());
+        assert!(!child.wait().unwrap().success());
+        while lives() {
+            thread::sleep(Duration::from_millis(5));
+        }
     }
 
     #[test]

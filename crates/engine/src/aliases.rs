@@ -9,23 +9,54 @@ const fn alias(name: &'static str, target: Option<&'static str>, note: &'static 
     Alias { name, target, note }
 }
 
-/// What stands for kernels on NVIDIA GPUs.
-const CUDA: Option<&str> = if cfg!(feature = "cuda") { Some("cuda") } else { None };
+/// A name of attention kernels on NVIDIA GPUs: what it is, and what the CUDA backend is beside it.
+macro_rules! on_cuda {
+    ($name:literal, $what:literal, $ours:literal) => {
+        if cfg!(feature = "cuda") {
+            alias($name, Some("cuda"), concat!($what, "; ", $ours))
+        } else {
+            alias(
+                $name,
+                None,
+                concat!($what, "; the CUDA backend is not in this build: rebuild with `--features cuda`"),
+            )
+        }
+    };
+}
+
+/// A name of latent attention on GPUs, where there is none here.
+macro_rules! mla_on_gpu {
+    ($name:literal, $what:literal) => {
+        alias($name, None, concat!($what, "; here MLA runs on the CPU alone: choose mla"))
+    };
+}
+
+/// A name of token-sparse latent attention, which no backend here does by name.
+macro_rules! sparse_mla {
+    ($name:literal) => {
+        alias(
+            $name,
+            None,
+            "token-sparse MLA on NVIDIA GPUs; here it is part of the library attn-mla, on the CPU, and no backend; mla is \
+             MLA over all tokens, on the CPU",
+        )
+    };
+}
 
 /// SGLang's list of names, in its order.
 pub const SGLANG: &[Alias] = &[
-    alias("triton", CUDA, "attention kernels for GPUs written in Triton; the CUDA backend has their features and more"),
+    on_cuda!("triton", "attention kernels for GPUs written in Triton", "the CUDA backend has their features and more"),
     alias("torch_native", Some("cpu"), "PyTorch's own attention; the CPU backend has its features and more"),
     alias("flex_attention", Some("cpu"), "PyTorch's attention with score hooks; masks, softcap and ALiBi are built in"),
-    alias("nsa", None, "token-sparse MLA on NVIDIA GPUs; there is no sparse MLA backend in this build"),
-    alias("dsa", None, "token-sparse MLA on NVIDIA GPUs; there is no sparse MLA backend in this build"),
-    alias("cutlass_mla", None, "MLA decode on Blackwell GPUs; there is no MLA backend in this build"),
-    alias("fa3", CUDA, "FlashAttention-3 for Hopper GPUs; the CUDA backend has its features and more"),
-    alias("fa4", CUDA, "FlashAttention-4 for Hopper and Blackwell GPUs; the CUDA backend has its features and more"),
-    alias("flashinfer", CUDA, "kernels for NVIDIA GPUs; the CUDA backend has their features and more"),
-    alias("flashmla", None, "MLA on NVIDIA GPUs; there is no MLA backend in this build"),
-    alias("trtllm_mla", None, "MLA on Blackwell GPUs; there is no MLA backend in this build"),
-    alias("trtllm_mha", CUDA, "attention for Blackwell GPUs; the CUDA backend runs on them too"),
+    sparse_mla!("nsa"),
+    sparse_mla!("dsa"),
+    mla_on_gpu!("cutlass_mla", "MLA decode on Blackwell GPUs"),
+    on_cuda!("fa3", "FlashAttention-3 for Hopper GPUs", "the CUDA backend has its features and more"),
+    on_cuda!("fa4", "FlashAttention-4 for Hopper and Blackwell GPUs", "the CUDA backend has its features and more"),
+    on_cuda!("flashinfer", "kernels for NVIDIA GPUs", "the CUDA backend has their features and more"),
+    mla_on_gpu!("flashmla", "MLA on NVIDIA GPUs"),
+    mla_on_gpu!("trtllm_mla", "MLA on Blackwell GPUs"),
+    on_cuda!("trtllm_mha", "attention for Blackwell GPUs", "the CUDA backend runs on them too"),
     alias("dual_chunk_flash_attn", None, "dual-chunk attention is not a feature of any backend here"),
     alias("aiter", None, "it needs an AMD GPU, and there is no backend for one here"),
     alias("wave", None, "it needs an AMD GPU, and there is no backend for one here"),
@@ -75,6 +106,19 @@ mod tests {
                 }
                 Err(error) => panic!("{}: {error}", alias.name),
             }
+        }
+    }
+
+    #[test]
+    fn a_note_denies_no_backend_that_is_there() {
+        let note = |name: &str| SGLANG.iter().find(|alias| alias.name == name).unwrap().note;
+        let has = |name: &str| host_registry().entries().iter().any(|entry| entry.name == name);
+        for name in ["cutlass_mla", "flashmla", "trtllm_mla", "nsa", "dsa"] {
+            let note = note(name);
+            assert!(has("mla") && !note.contains("no MLA backend") && note.contains("mla") && note.contains("CPU"));
+        }
+        for name in ["triton", "fa3", "fa4", "flashinfer", "trtllm_mha"] {
+            assert_eq!(note(name).contains("rebuild with `--features cuda`"), !has("cuda"), "{name}");
         }
     }
 

@@ -86,6 +86,20 @@ mod tests {
         }
     }
 
+    /// `cargo xtask new-backend` refuses a name for its list of those taken, or because the name's crate is there.
+    #[test]
+    fn names_of_backends_and_aliases_are_taken() {
+        let list = include_str!("../../../xtask/src/backend_name.rs").split("const TAKEN").nth(1).unwrap();
+        let list = list.split("];").next().unwrap();
+        let registry = host_registry();
+        let names = registry.entries().iter().map(|entry| entry.name);
+        for name in names.chain(registry.aliases().iter().map(|alias| alias.name)) {
+            let crate_dir = format!("{}/../attn-{name}", env!("CARGO_MANIFEST_DIR"));
+            let is_refused = list.contains(&format!("\"{name}\"")) || std::path::Path::new(&crate_dir).exists();
+            assert!(is_refused || name.contains('_'), "{name} can be given to a new backend: add it to TAKEN");
+        }
+    }
+
     #[test]
     fn auto_prefers_the_cpu_backend_and_never_takes_the_oracle() {
         let entries = host_registry().entries().to_vec();

@@ -2,7 +2,8 @@
 //! this machine, against dense attention in float64 that is written here from the formula and shares nothing with them.
 
 use attn_metadata::{
-    BackendEntry, Batch, HeadShape, Host, HostDevice, Layer, LayerParams, PoolShape, RawBatch, Registry,
+    BackendEntry, Batch, CreateError, HeadShape, Host, HostDevice, Layer, LayerParams, PLAIN, PoolShape, RawBatch,
+    Reason, Registry, SelectError,
 };
 use kvpool::{HostKv, HostTensor, KvFormat, KvLayout, KvPageShape, PagePool, PageSize, Slot};
 use page_table::{PageTable, SeqId, StepTables};
@@ -45,13 +46,25 @@ pub struct Demo {
 pub struct BackendResult {
     /// Its name.
     pub name: &'static str,
-    /// Largest difference to dense attention in float64; absent where it did not run.
+    /// How it did.
+    pub status: Status,
+    /// Largest difference to dense attention in float64; absent where it gave no result.
     pub max_error: Option<f64>,
-    /// Whether the error is at most [`MAX_ERROR`].
-    pub passed: bool,
-    /// Why it did not run; a backend that this machine lacks does not fail the demo.
+    /// Why it gave no result.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub not_run: Option<String>,
+    pub why: Option<String>,
+}
+
+/// How a backend did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Status {
+    /// Its error is at most [`MAX_ERROR`].
+    Passed,
+    /// Its error is larger, or it refused or broke a batch that it says it can run.
+    Failed,
+    /// This machine lacks it, or it is not for plain attention: no failure of the demo.
+    NotRun,
 }
 
 /// A demo that could not be set up: a fault of this program.
@@ -85,7 +98,8 @@ impl Demo {
     /// Whether every backend that ran is exact enough, and at least one ran.
     #[must_use]
     pub fn passed(&self) -> bool {
-        self.backends.iter().any(|b| b.max_error.is_some()) && self.backends.iter().all(|b| b.passed)
+        let has = |status| self.backends.iter().any(|backend| backend.status == status);
+        has(Status::Passed) && !has(Status::Failed)
     }
 
     /// The demo for people.
@@ -102,14 +116,23 @@ impl Demo {
         }
         text.push_str(&format!("out_loc {:?}\nlast indices {:?}\n", self.out_loc, self.last_indices));
         text.push_str(&format!("max error against dense causal attention in float64 (at most {MAX_ERROR:.0e})\n"));
+        let width = self.backends.iter().map(|backend| backend.name.len()).max().unwrap_or(0);
         for backend in &self.backends {
-            let result = match (backend.max_error, &backend.not_run) {
-                (Some(error), _) => format!("{error:.1e} {}", if backend.passed { "ok" } else { "TOO LARGE" }),
-                (None, why) => format!("not run: {}", why.as_deref().unwrap_or("unknown")),
-            };
-            text.push_str(&format!("  {:8} {result}\n", backend.name));
+            text.push_str(&format!("  {:width$} {}\n", backend.name, backend.to_text()));
         }
         text
+    }
+}
+
+impl BackendResult {
+    fn to_text(&self) -> String {
+        let why = self.why.as_deref().unwrap_or("unknown");
+        match (self.status, self.max_error) {
+            (Status::Passed, Some(error)) => format!("{error:.1e} ok"),
+            (_, Some(error)) => format!("{error:.1e} TOO LARGE"),
+            (Status::NotRun, None) => format!("not run: {why}"),
+            (_, None) => format!("FAILED: {why}"),
+        }
     }
 }
 
@@ -222,18 +245,28 @@ fn attend(q: &[f32], k: &[f32], v: &[f32], num_keys: usize, kv_head: usize) -> V
 
 fn run_backend(registry: &Registry<Host>, name: &'static str, problem: &Problem, truth: &[f64]) -> BackendResult {
     match max_error(registry, name, problem.clone(), truth) {
-        Ok(error) => BackendResult { name, max_error: Some(error), passed: error <= MAX_ERROR, not_run: None },
-        // What this machine lacks is no failure; a backend that refuses or breaks a plain batch is.
+        Ok(error) => {
+            let status = if error <= MAX_ERROR { Status::Passed } else { Status::Failed };
+            BackendResult { name, status, max_error: Some(error), why: None }
+        }
         Err(error) => {
-            let is_lacking = matches!(error, ReplayError::Select(_));
-            BackendResult {
-                name,
-                max_error: None,
-                passed: is_lacking,
-                not_run: Some(crate::report::error_chain(&error)),
-            }
+            let status = if is_excused(registry, name, &error) { Status::NotRun } else { Status::Failed };
+            BackendResult { name, status, max_error: None, why: Some(crate::report::error_chain(&error)) }
         }
     }
+}
+
+/// Whether an error is no fault of the backend: the machine lacks what it needs, or it does not say that it runs plain
+/// attention. Any other refusal of a plain batch is one.
+fn is_excused(registry: &Registry<Host>, name: &str, error: &ReplayError) -> bool {
+    if let ReplayError::Select(SelectError::Create(CreateError::Unsupported { reasons, .. })) = error
+        && reasons.iter().all(|reason| matches!(reason, Reason::Unavailable { .. }))
+    {
+        return true;
+    }
+    let entry = registry.entries().iter().find(|entry| entry.name == name);
+    let capabilities = entry.and_then(|entry| (entry.capabilities)(&HostDevice::default()).ok());
+    capabilities.is_none_or(|capabilities| !capabilities.families.contains(&PLAIN))
 }
 
 fn max_error(registry: &Registry<Host>, name: &str, mut problem: Problem, truth: &[f64]) -> Result<f64, ReplayError> {
@@ -246,4 +279,48 @@ fn max_error(registry: &Registry<Host>, name: &str, mut problem: Problem, truth:
     let errors = got.iter().zip(truth).map(|(&got, truth)| (f64::from(got) - truth).abs());
     // A NaN must not pass for a small error.
     Ok(errors.map(|e| if e.is_nan() { f64::INFINITY } else { e }).fold(0.0, f64::max))
+}
+
+#[cfg(test)]
+mod tests {
+    use attn_metadata::Capabilities;
+    use kvpool::Dtype;
+
+    use super::*;
+    use crate::backends::host_registry;
+
+    fn cpu() -> BackendEntry<Host> {
+        host_registry().entries()[0]
+    }
+
+    fn status_of(entry: BackendEntry<Host>) -> Status {
+        let demo = Demo::run(&Registry::new(vec![entry, cpu()])).unwrap();
+        assert_eq!(demo.passed(), demo.backends[0].status != Status::Failed, "{}", demo.to_text());
+        demo.backends[0].status
+    }
+
+    fn refused(reason: Reason) -> CreateError {
+        CreateError::Unsupported { backend: "other", reasons: vec![reason] }
+    }
+
+    fn without_f32(device: &HostDevice) -> Result<Capabilities, Reason> {
+        let mut capabilities = (cpu().capabilities)(device)?;
+        capabilities.q_dtypes.retain(|dtype| *dtype != Dtype::F32);
+        Ok(capabilities)
+    }
+
+    #[test]
+    fn only_what_the_machine_lacks_and_other_families_are_excused() {
+        let other = BackendEntry { name: "other", ..cpu() };
+        assert_eq!(status_of(other), Status::Passed);
+        let lacking =
+            BackendEntry { create: |_| Err(refused(Reason::Unavailable { why: "no GPU".to_owned() })), ..other };
+        assert_eq!(status_of(lacking), Status::NotRun);
+        let refusing =
+            BackendEntry { create: |_| Err(refused(Reason::Family { got: PLAIN, supported: vec![PLAIN] })), ..other };
+        assert_eq!(status_of(refusing), Status::Failed);
+        assert_eq!(status_of(BackendEntry { capabilities: without_f32, ..other }), Status::Failed);
+        let sparse = *host_registry().entries().iter().find(|entry| entry.name == "sparse").unwrap();
+        assert_eq!(status_of(sparse), Status::NotRun);
+    }
 }

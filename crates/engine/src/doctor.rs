@@ -34,6 +34,9 @@ const LOADER_DIRS: [&str; 8] = [
 pub struct Findings {
     /// Version of this program.
     pub version: &'static str,
+    /// The commit that the build was told of.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub commit: Option<&'static str>,
     /// `release` or `debug`.
     pub build: &'static str,
     /// The system.
@@ -99,6 +102,7 @@ impl Findings {
         });
         Self {
             version: env!("CARGO_PKG_VERSION"),
+            commit: commit(),
             build: build_profile(),
             os: os_name(),
             cpu: cpu_model(),
@@ -122,7 +126,7 @@ impl Findings {
             bytes => format!("{:.1} GiB", f64::from(u32::try_from(bytes >> 20).unwrap_or(u32::MAX)) / 1024.0),
         };
         let mut push = |what: &str, found: String| table.push(vec![what.to_owned(), found]);
-        let commit = commit().map_or(String::new(), |commit| format!(", commit {commit}"));
+        let commit = self.commit.map_or(String::new(), |commit| format!(", commit {commit}"));
         push("attn", format!("{} ({} build{commit})", self.version, self.build));
         push("system", self.os.clone());
         push("processor", self.cpu.clone());
@@ -137,6 +141,7 @@ impl Findings {
             kernels.iter().for_each(|kernel| push(&format!("GPU {index} kernels"), kernel.clone()));
         }
         for BackendFinding { name, usable, note } in &self.backends {
+            let note = if *note == self.nvidia { "see NVIDIA above" } else { note };
             push(&format!("backend {name}"), format!("{}: {note}", if *usable { "usable" } else { "not usable" }));
         }
         table
@@ -288,6 +293,8 @@ mod tests {
     #[test]
     fn a_containers_limit_is_read_in_both_versions() {
         let groups = env::temp_dir().join(format!("attn-doctor-{}", std::process::id()));
+        // A run that failed may have left one behind, and its process id comes again.
+        let _ = fs::remove_dir_all(&groups);
         fs::create_dir_all(groups.join("memory")).unwrap();
         let write = |file: &str, text: &str| fs::write(groups.join(file), text).unwrap();
         assert_eq!(container_memory_bytes(&groups), None);

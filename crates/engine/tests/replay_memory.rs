@@ -86,6 +86,8 @@ impl Case {
 
     fn check(&self, name: &str) {
         let folder = std::env::temp_dir().join(format!("replay-memory-{}-{name}", std::process::id()));
+        // A run that failed may have left one behind, and its process id comes again.
+        let _ = fs::remove_dir_all(&folder);
         fs::create_dir_all(&folder).unwrap();
         let (file, result): (PathBuf, PathBuf) = (folder.join("problem"), folder.join("result"));
         fs::write(&file, record(&Call::from(&self.problem())).unwrap()).unwrap();

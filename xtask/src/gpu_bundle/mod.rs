@@ -259,6 +259,36 @@ mod tests {
         assert_eq!(bash(&["--help"]).status.code(), Some(0));
     }
 
+    /// A bundle of programs that do nothing, whose only test binary says what it is told, and its exit code.
+    fn run_of(name: &str, test: &str, args: &[&str]) -> (Option<i32>, String) {
+        let at = folder(name);
+        let bundle = Bundle::create(at.clone()).unwrap();
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/src/gpu_bundle/run.sh");
+        bundle.copy(Path::new(script), "run.sh").unwrap();
+        bundle.write("bin/attn", b"#!/bin/sh\n").unwrap();
+        bundle.write("tests/gpu", format!("#!/bin/sh\necho 'test result: {test}'\n").as_bytes()).unwrap();
+        bundle.write("model/name", b"model\n").unwrap();
+        bundle.write("model/model.part00", b"damaged").unwrap();
+        bundle.write("model/sha256", format!("{}  model\n", "0".repeat(64)).as_bytes()).unwrap();
+        ["bin/attn", "tests/gpu"].iter().for_each(|file| make_executable(&at.join(file)).unwrap());
+        let out = at.join("out");
+        let run = Command::new("bash").arg(at.join("run.sh")).args(args).arg("--out").arg(&out).output().unwrap();
+        let summary = fs::read_to_string(out.join("summary.json")).unwrap();
+        let json: serde_json::Value = serde_json::from_str(&summary).unwrap();
+        fs::remove_dir_all(at).unwrap();
+        (run.status.code(), json["steps"].to_string())
+    }
+
+    #[test]
+    fn a_run_in_which_nothing_ran_or_whose_model_is_damaged_fails() {
+        let none = "ok. 0 passed; 0 failed; 0 ignored";
+        assert_eq!(run_of("good", "ok. 2 passed; 0 failed; 0 ignored", &["suite"]).0, Some(0));
+        let (code, steps) = run_of("none", none, &["suite", "--filter", "x"]);
+        assert!(code == Some(1) && steps.contains("no test ran: --filter matches none"), "{steps}");
+        let (code, steps) = run_of("damaged", none, &["model"]);
+        assert!(code == Some(1) && steps.contains("missing or damaged"), "{steps}");
+    }
+
     #[test]
     fn workloads_are_collected() {
         let names = workload_files(&Workspace::locate().unwrap()).unwrap();

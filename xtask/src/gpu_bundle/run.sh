@@ -72,13 +72,26 @@ skip() {
   echo "$1: skipped, $2"
 }
 
+# fail NAME WHY: a row for what should have been run and could not be.
+fail() {
+  printf '{"step": "%s", "exit_code": 1, "seconds": 0, "why": "%s"}\n' "$1" "$2" >>"$rows"
+  echo "$1: FAILED, $2"
+}
+
+# ran_a_test LOG...: whether a test ran, by the last lines of test binaries.
+ran_a_test() {
+  grep -h '^test result:' "$@" 2>/dev/null | grep -qv ' 0 passed; 0 failed;'
+}
+
 run_suite() {
   export ATTN_REQUIRE_GPU=1 ATTN_REPORT_DIR=$out
-  local binary
+  local binary logs=()
   for binary in "$here"/tests/*; do
+    logs+=("$out/suite-$(basename "$binary").log")
     step "suite-$(basename "$binary")" "$binary" --nocapture ${filter:+"$filter"} &
   done
   wait
+  ran_a_test "${logs[@]}" || fail suite "no test ran${filter:+: --filter matches none}"
 }
 
 find_sanitizer() {
@@ -92,6 +105,7 @@ find_sanitizer() {
 
 run_sanitizer() {
   local sanitizer tool barriers
+  local tests=${filter:-every_kernel::}
   if ! sanitizer=$(find_sanitizer); then
     skip sanitizer "no compute-sanitizer on PATH or under /usr/local/cuda*"
     return
@@ -105,7 +119,8 @@ run_sanitizer() {
     esac
     # shellcheck disable=SC2086
     step "sanitizer-$tool" "$sanitizer" --tool "$tool" --error-exitcode 99 $barriers \
-      "$here/tests/gpu" "${filter:-every_kernel::}" --nocapture --test-threads 1
+      "$here/tests/gpu" "$tests" --nocapture --test-threads 1
+    ran_a_test "$out/sanitizer-$tool.log" || fail "sanitizer-$tool-tests" "no test ran: none is named like the filter"
   done
 }
 
@@ -141,7 +156,7 @@ run_model() {
     return
   fi
   if ! model=$(join_model); then
-    skip model "its parts are missing or damaged"
+    fail model "its parts are missing or damaged"
     return
   fi
   step model-logits "$here/bin/attn" generate --model "$model" --cases "$here/model/cases.json" \

@@ -87,9 +87,12 @@ fn compile(
     let mut command = toolkit.command("nvcc");
     // Relative names: what the compiler remembers of them is the same everywhere.
     command.current_dir(workspace.path(SOURCES)).args(target.flags()).args(["-I.", "-Xptxas=-v"]);
-    let output = command.arg(&source).arg("-o").arg(&kept.image).output().context("cannot start nvcc")?;
+    // Under its own name at first: another run may be at the same file, and this one may be stopped.
+    let partial = kept.image.with_extension(format!("partial-{}", std::process::id()));
+    let output = command.arg(&source).arg("-o").arg(&partial).output().context("cannot start nvcc")?;
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     ensure!(output.status.success(), "compiling {source} for {} failed:\n{said}", target.sm());
+    fs::rename(&partial, &kept.image).with_context(|| format!("cannot write {}", kept.image.display()))?;
     let bytes = fs::read(&kept.image).with_context(|| format!("cannot read {}", kept.image.display()))?;
     // The report last: without it the image does not count.
     fs::write(&kept.report, &said).with_context(|| format!("cannot write {}", kept.report.display()))?;
@@ -247,6 +250,8 @@ mod tests {
     #[test]
     fn the_compiler_runs_again_where_something_that_it_reads_changed() {
         let root = std::env::temp_dir().join(format!("xtask-kept-{}", std::process::id()));
+        // A run that failed may have left one behind, and its process id comes again.
+        let _ = fs::remove_dir_all(&root);
         let write = |name: &str, text: &str| fs::write(root.join(SOURCES).join(name), text).unwrap();
         fs::create_dir_all(root.join(SOURCES).join("primitives")).unwrap();
         for name in ["a.cu", "a.inst", "b.cu", "params.h", "primitives/mma.cuh"] {

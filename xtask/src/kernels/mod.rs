@@ -41,10 +41,10 @@ pub(crate) struct Args {
     check: bool,
     /// With --check: fail where the compiler cannot be had, instead of comparing source hashes alone, and assemble all
     /// text again
-    #[arg(long)]
+    #[arg(long, requires = "check")]
     strict: bool,
     /// With --check: compare source hashes alone, which takes a moment
-    #[arg(long, conflicts_with = "strict")]
+    #[arg(long, conflicts_with = "strict", requires = "check")]
     hashes: bool,
 }
 

@@ -91,6 +91,8 @@ mod tests {
         let usage = BTreeMap::from([("k".to_owned(), usage)]);
         let built = Built { target: target.clone(), bytes: b"text".to_vec(), usage: usage.clone() };
         let folder = std::env::temp_dir().join(format!("xtask-shipped-{}", std::process::id()));
+        // A run that failed may have left one behind, and its process id comes again.
+        let _ = fs::remove_dir_all(&folder);
         fs::create_dir_all(&folder).unwrap();
         fs::write(folder.join("manifest.json"), manifest::render(&[], &[built], "").unwrap()).unwrap();
         fs::write(folder.join(target.packed_name()), compress(b"text").unwrap()).unwrap();

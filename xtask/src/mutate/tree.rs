@@ -120,7 +120,10 @@ mod tests {
     use crate::mutate::mutation;
 
     fn folder(name: &str) -> PathBuf {
-        std::env::temp_dir().join(format!("xtask-mutate-{}-{name}", std::process::id()))
+        let folder = std::env::temp_dir().join(format!("xtask-mutate-{}-{name}", std::process::id()));
+        // A run that failed may have left one behind, and its process id comes again.
+        let _ = fs::remove_dir_all(&folder);
+        folder
     }
 
     #[test]

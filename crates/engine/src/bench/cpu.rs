@@ -92,9 +92,6 @@ pub fn compare(
 
 fn subject(workload: &Workload, options: &CpuOptions) -> Result<Subject, Box<ResultRow>> {
     let skip = |why: String| Box::new(ResultRow::skipped(&workload.name, &options.choice, why));
-    if workload.kind == "mla" {
-        return Err(skip("kind mla: no host backend of this build runs it".to_owned()));
-    }
     if !workload.is_attention() {
         return Err(skip(format!("kind {}: measured with --attention-backend cuda", workload.kind)));
     }
@@ -190,8 +187,8 @@ fn add_pair(
     let rounds: Vec<f64> = times.iter().zip(medians).map(|(theirs, ours)| theirs / ours).collect();
     let theirs_ms = median(&mut times);
     let work = subject.measured(ms).work;
-    let row = ResultRow::timed(&workload.name, &first.peer, theirs_ms, work, options.ceilings.as_ref());
+    let row = ResultRow::timed(&workload.name, &first.system, theirs_ms, work, options.ceilings.as_ref());
     results.results.push(ResultRow { rel_err: first.rel_err, ..row });
-    let ratio = Ratio { workload: workload.name.clone(), peer: first.peer.clone(), ratio: theirs_ms / ms, rounds };
+    let ratio = Ratio { workload: workload.name.clone(), peer: first.system.clone(), ratio: theirs_ms / ms, rounds };
     results.ratios.push(ratio);
 }

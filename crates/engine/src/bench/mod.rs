@@ -35,4 +35,4 @@ pub use roofline::host_roofline;
 pub use steps::{StepRow, measure_steps};
 pub use truth::{SampleRows, relative_error};
 pub use work::Work;
-pub use workload::{KvWidth, Workload, WorkloadError, parse_workloads};
+pub use workload::{KvWidth, Workload, WorkloadError, WorkloadKind, parse_workloads};

@@ -26,7 +26,7 @@ pub fn add_peers(results: &mut Results, peers: &Results) {
         let ratio = |row: &ResultRow| row.ratio.unwrap_or(f64::INFINITY);
         if let Some(best) = theirs.iter().min_by(|a, b| ratio(a).total_cmp(&ratio(b))) {
             ours.ratio = best.ratio;
-            let (workload, peer) = (ours.workload.clone(), best.peer.clone());
+            let (workload, peer) = (ours.workload.clone(), best.system.clone());
             results.ratios.push(Ratio { workload, peer, ratio: ratio(best), rounds: Vec::new() });
         }
         rows.append(&mut theirs);
@@ -51,10 +51,10 @@ mod tests {
     use super::super::ceilings::Ceilings;
     use super::*;
 
-    fn row(workload: &str, peer: &str, ms: f64, rel_err: f64) -> ResultRow {
-        let (workload, peer) = (workload.to_owned(), peer.to_owned());
+    fn row(workload: &str, system: &str, ms: f64, rel_err: f64) -> ResultRow {
+        let (workload, system) = (workload.to_owned(), system.to_owned());
         let (gbs, tflops) = (Some(500.0), Some(50.0));
-        ResultRow { workload, peer, ms: Some(ms), rel_err: Some(rel_err), gbs, tflops, ..ResultRow::default() }
+        ResultRow { workload, system, ms: Some(ms), rel_err: Some(rel_err), gbs, tflops, ..ResultRow::default() }
     }
 
     #[test]
@@ -81,7 +81,7 @@ mod tests {
         let ratios: Vec<_> = ours.ratios.iter().map(|r| (r.workload.as_str(), r.peer.as_str(), r.ratio)).collect();
         assert_eq!(ratios, [("a", "fast", 2.0), ("b", "fast", 0.5)]);
         assert!((ours.geometric_mean.unwrap() - 1.0).abs() < 1e-12);
-        let peers: Vec<_> = ours.results[3..].iter().map(|row| (row.peer.as_str(), row.ratio)).collect();
+        let peers: Vec<_> = ours.results[3..].iter().map(|row| (row.system.as_str(), row.ratio)).collect();
         assert_eq!(peers, [("slow", Some(4.5)), ("fast", Some(2.0)), ("fast", Some(0.5))]);
         assert_eq!(ours.results[0].ratio, Some(2.0));
         assert_eq!(

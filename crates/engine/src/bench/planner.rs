@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::measure::median;
 use super::problem::{ProblemError, Tables, pool_of};
-use super::workload::{KvWidth, Workload};
+use super::workload::{KvWidth, Workload, WorkloadKind};
 use crate::backends::create_backend;
 use crate::replay::ReplayError;
 
@@ -75,7 +75,7 @@ pub fn measure_planner(
 fn decode_batch(num_requests: usize) -> Result<(Tables, Batch), ProblemError> {
     let workload = Workload {
         name: "planner".to_owned(),
-        kind: "decode".to_owned(),
+        kind: WorkloadKind::Decode,
         q_lens: vec![1; num_requests],
         kv_lens: vec![KV_LEN; num_requests],
         heads: HEADS,

@@ -128,7 +128,7 @@ fn draw_roof(
     points: &[Point<'_>],
     ceilings: Option<&Ceilings>,
 ) -> Result<(), Box<dyn std::error::Error>> {
-    let mut systems: Vec<&str> = points.iter().map(|point| point.row.peer.as_str()).collect();
+    let mut systems: Vec<&str> = points.iter().map(|point| point.row.system.as_str()).collect();
     systems.sort_unstable();
     systems.dedup();
     let bounds = |values: &dyn Fn(&Point<'_>) -> f64, more: Option<f64>| {
@@ -155,7 +155,7 @@ fn draw_roof(
     }
     for (index, system) in systems.iter().enumerate() {
         let color = COLORS[index % COLORS.len()];
-        let of = points.iter().filter(|point| point.row.peer == *system);
+        let of = points.iter().filter(|point| point.row.system == *system);
         let dots = of.map(|point| Circle::new((point.flop_per_byte, point.gflops), 5, color.filled()));
         let legend = move |(x, y)| Circle::new((x + 10, y), 5, color.filled());
         chart.draw_series(dots)?.label(*system).legend(legend);

@@ -1,14 +1,14 @@
 //! Makes the tensors of a workload: normal random values, pages in random order.
 
 use attn_metadata::{Batch, BatchError, HeadShape, Layer, LayerError, LayerParams, PoolShape, RawBatch};
-use kvpool::{Dtype, HostKv, KvDtype, KvFormat, KvLayout, KvPageShape, KvScales, PageSize, ShapeError, Slot};
+use kvpool::{Dtype, HostKv, KvDtype, KvFormat, KvLayout, KvScales, PageSize, ShapeError, Slot, Values};
 use kvpool::{FormatError, f32_to_fp8_e4m3};
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 use thiserror::Error;
 
-use super::workload::{Workload, WorkloadError};
+use super::workload::{Workload, WorkloadError, WorkloadKind};
 use crate::replay::{Activation, Elements, NewKv, Problem};
 
 /// FP8 scale of random KV: four standard deviations are 80 of E4M3's 448.
@@ -50,30 +50,33 @@ pub enum ProblemError {
 pub fn problem_of(workload: &Workload, seed: u64, available_bytes: u64) -> Result<Problem, ProblemError> {
     let mut rng = StdRng::seed_from_u64(seed);
     let Parts { layer, dtype, format, pool } = parts_of(workload)?;
-    let (heads, kv_dtype) = (layer.heads(), format.dtype());
-    let HeadShape { num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo } = heads;
-    let page =
-        KvPageShape { page_size: pool.page_size, num_kv_heads, head_dim_k: head_dim_qk, head_dim_v: head_dim_vo };
-    let shape = page.with_pages(pool.num_pages)?;
+    let HeadShape { num_qo_heads, head_dim_qk, head_dim_vo, .. } = layer.heads();
+    let spec = layer.kv();
+    let num_slots = u64::from(pool.num_pages) * u64::from(pool.page_size.get());
+    let cache_bytes = spec.bytes_per_token(format.dtype()).saturating_mul(num_slots);
     let rows: u64 = workload.q_lens.iter().map(|&n| u64::from(n)).sum();
     let row_bytes = 4 * u64::from(num_qo_heads) * u64::from(head_dim_qk + head_dim_vo);
     // The tables are held twice, by the workload and by the batch.
     let table_bytes = 8 * u64::from(pool.num_pages);
-    let needed = shape.bytes(kv_dtype).saturating_add(rows.saturating_mul(row_bytes)).saturating_add(table_bytes);
+    let needed = cache_bytes.saturating_add(rows.saturating_mul(row_bytes)).saturating_add(table_bytes);
     if needed > available_bytes {
         return Err(ProblemError::Memory { needed_mib: needed >> 20, available_mib: available_bytes >> 20 });
     }
     let tables = Tables::new(workload, pool, &mut rng);
     let batch = tables.batch(workload.append)?;
     let mut normal = Normal::new(&mut rng);
-    let mut cache = HostKv::new(shape, KvLayout::Nhd, format)?;
+    let mut cache = HostKv::for_spec(spec, pool.num_pages, pool.page_size, KvLayout::Nhd, format)?;
     normal.fill_cache(&mut cache);
     let rows = batch.num_rows() as usize;
     let mut tensor = |heads: u32, width: u32| normal.activation(dtype, [rows, heads as usize, width as usize]);
     let q = tensor(num_qo_heads, head_dim_qk);
-    let new_kv = workload
-        .append
-        .then(|| NewKv { k: tensor(num_kv_heads, head_dim_qk), v: Some(tensor(num_kv_heads, head_dim_vo)) });
+    let new_kv = workload.append.then(|| NewKv {
+        k: tensor(spec.num_kv_heads, spec.head_dim_k),
+        v: match spec.values {
+            Values::Own(width) => Some(tensor(spec.num_kv_heads, width)),
+            Values::InKeys(_) | Values::None => None,
+        },
+    });
     Ok(Problem { layer, batch, q, cache, new_kv })
 }
 
@@ -95,7 +98,7 @@ pub(super) fn parts_of(workload: &Workload) -> Result<Parts, ProblemError> {
     let [num_qo_heads, num_kv_heads] = workload.heads;
     let heads = HeadShape { num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo };
     let mut params = LayerParams { window_left: workload.window_left(), ..LayerParams::causal(heads) };
-    if workload.kind == "mla" {
+    if workload.kind == WorkloadKind::Mla {
         params = LayerParams { values_in_keys: true, sm_scale: MLA_SCALE_WIDTH.sqrt().recip(), ..params };
     }
     let (dtype, kv_dtype) = (workload.activation_dtype()?, workload.stored_dtype()?);

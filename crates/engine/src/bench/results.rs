@@ -60,8 +60,9 @@ pub struct Environment {
 pub struct ResultRow {
     /// The workload.
     pub workload: String,
-    /// The system: a backend of ours, or a peer's name.
-    pub peer: String,
+    /// A backend of ours, or a peer; `peer` in files.
+    #[serde(rename = "peer")]
+    pub system: String,
     /// Median time of a call.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ms: Option<f64>,
@@ -131,7 +132,7 @@ impl ResultRow {
         let gbs = work.bytes as f64 / ms / 1e6;
         Self {
             workload: workload.to_owned(),
-            peer: system.to_owned(),
+            system: system.to_owned(),
             ms: Some(ms),
             tflops: Some(tflops),
             gbs: Some(gbs),
@@ -167,6 +168,6 @@ impl ResultRow {
     /// A row without figures.
     #[must_use]
     pub fn skipped(workload: &str, system: &str, why: String) -> Self {
-        Self { workload: workload.to_owned(), peer: system.to_owned(), skipped: Some(why), ..Self::default() }
+        Self { workload: workload.to_owned(), system: system.to_owned(), skipped: Some(why), ..Self::default() }
     }
 }

@@ -1,5 +1,7 @@
 //! The shape of one attention call, as a workload file gives it.
 
+use std::fmt;
+
 use kvpool::{Dtype, KvDtype};
 use serde::Deserialize;
 use thiserror::Error;
@@ -9,9 +11,8 @@ use thiserror::Error;
 pub struct Workload {
     /// Its name.
     pub name: String,
-    /// `prefill`, `decode`, `mixed` or `mla`; `store`: the new tokens' KV is stored, and nothing attends; `merge`: that
-    /// many rows of partial states are merged. The last two are measured on GPUs.
-    pub kind: String,
+    /// What the call does.
+    pub kind: WorkloadKind,
     /// New tokens of each request.
     pub q_lens: Vec<u32>,
     /// KV tokens of each request, the new ones included.
@@ -36,6 +37,37 @@ pub struct Workload {
     /// States of a row, for kind `merge`.
     #[serde(default = "two")]
     pub states: u32,
+}
+
+/// What the call of a workload does. The last two are measured on GPUs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum WorkloadKind {
+    /// Plain attention; every request computes a prompt or a part of one.
+    Prefill,
+    /// Plain attention; every request computes one token, or a few.
+    Decode,
+    /// Plain attention; requests of both kinds.
+    Mixed,
+    /// Attention over latent rows, whose first columns are the values.
+    Mla,
+    /// The new tokens' KV is stored, and nothing attends.
+    Store,
+    /// As many rows of partial states as there are queries are merged.
+    Merge,
+}
+
+impl fmt::Display for WorkloadKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Prefill => "prefill",
+            Self::Decode => "decode",
+            Self::Mixed => "mixed",
+            Self::Mla => "mla",
+            Self::Store => "store",
+            Self::Merge => "merge",
+        })
+    }
 }
 
 const fn two() -> u32 {
@@ -136,8 +168,8 @@ impl Workload {
 
     /// Whether the call attends: neither `store` nor `merge`.
     #[must_use]
-    pub fn is_attention(&self) -> bool {
-        !matches!(self.kind.as_str(), "store" | "merge")
+    pub const fn is_attention(&self) -> bool {
+        !matches!(self.kind, WorkloadKind::Store | WorkloadKind::Merge)
     }
 
     /// Earlier tokens that a query sees besides itself; `None`: all.
@@ -151,7 +183,8 @@ impl Workload {
         if q_lens == 0 || q_lens != kv_lens {
             return Err(WorkloadError::Lengths { name: self.name.clone(), q_lens, kv_lens });
         }
-        if (self.kind == "store" && !self.append) || (self.kind == "merge" && self.states == 0) {
+        if (self.kind == WorkloadKind::Store && !self.append) || (self.kind == WorkloadKind::Merge && self.states == 0)
+        {
             return Err(WorkloadError::Moves { name: self.name.clone() });
         }
         self.stored_dtype()?;
@@ -198,6 +231,11 @@ mod tests {
         assert!(error("mla", "store").contains("kind store needs"));
         assert!(error("\"mla\"", "\"merge\", \"states\": 0").contains("kind merge at least one"));
         assert_eq!(error("[{", "{"), "not a JSON list of workloads");
+        let typo = crate::report::error_chain(&parse_workloads(&ONE.replace("mla", "prefil")).unwrap_err());
+        assert!(
+            typo.contains("unknown variant `prefil`, expected one of `prefill`, `decode`, `mixed`, `mla`"),
+            "{typo}"
+        );
     }
 
     #[test]

@@ -1,9 +1,7 @@
-//! What each backend can do on this machine, as rows and as a table.
+//! What each backend can do on this machine, as rows and as text.
 
 use attn_metadata::{Capabilities, Feature, Host, HostDevice, Registry, Role};
 use serde::Serialize;
-
-use super::table::Table;
 
 /// One backend.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -79,31 +77,66 @@ pub fn capability_rows(registry: &Registry<Host>, device: &HostDevice) -> Vec<Ba
     registry.entries().iter().map(row).collect()
 }
 
-/// A column for each backend, a line for each capability.
+/// The rows for people: a block for each backend that can be used, then what keeps the others from it, each cause once.
 #[must_use]
-pub fn capability_table(rows: &[BackendRow]) -> Table {
-    let names: Vec<&str> = ["capability"].into_iter().chain(rows.iter().map(|row| row.name)).collect();
-    let mut table = Table::new(&names);
-    let mut line = |name: &str, cell: &dyn Fn(&BackendRow) -> String| {
-        table.push([name.to_owned()].into_iter().chain(rows.iter().map(cell)).collect());
-    };
-    line("about", &|row| row.summary.to_owned());
-    line("chosen by auto", &|row| yes_no(row.auto));
-    line("usable here", &|row| row.unavailable.as_ref().map_or("yes".to_owned(), |why| format!("no: {why}")));
-    let of = |row: &BackendRow, cell: &dyn Fn(&CapabilityRow) -> String| {
-        row.capabilities.as_ref().map_or("-".to_owned(), cell)
-    };
-    line("q dtypes", &|row| of(row, &|c| c.q_dtypes.join(", ")));
-    line("KV dtypes", &|row| of(row, &|c| c.kv_dtypes.join(", ")));
-    line("head dims", &|row| of(row, &|c| c.head_dims.clone()));
-    line("group sizes", &|row| of(row, &|c| c.group_sizes.clone()));
-    line("page sizes", &|row| of(row, &|c| c.page_sizes.clone()));
-    for (index, feature) in Feature::ALL.into_iter().enumerate() {
-        line(feature.name(), &|row| of(row, &|c| yes_no(c.features[index].supported)));
+pub fn capability_text(rows: &[BackendRow]) -> String {
+    let usable = rows.iter().filter_map(|row| Some(block(row, row.capabilities.as_ref()?)));
+    let mut blocks: Vec<String> = usable.collect();
+    let mut causes: Vec<(&str, Vec<&str>)> = Vec::new();
+    for row in rows {
+        let Some(why) = &row.unavailable else { continue };
+        match causes.iter_mut().find(|(known, _)| known == why) {
+            Some((_, names)) => names.push(row.name),
+            None => causes.push((why, vec![row.name])),
+        }
     }
-    table
+    blocks.extend(causes.iter().map(|(why, names)| format!("not usable here: {}\n  {why}\n", names.join(", "))));
+    blocks.join("\n")
 }
 
-fn yes_no(yes: bool) -> String {
-    if yes { "yes" } else { "no" }.to_owned()
+/// A backend's name and summary, and a line for each capability.
+fn block(row: &BackendRow, of: &CapabilityRow) -> String {
+    let features = |is_there: bool| {
+        let names: Vec<&str> = of.features.iter().filter(|f| f.supported == is_there).map(|f| f.name).collect();
+        if names.is_empty() { "nothing".to_owned() } else { names.join(", ") }
+    };
+    let lines = [
+        ("chosen by auto", if row.auto { "yes" } else { "no" }.to_owned()),
+        ("q dtypes", of.q_dtypes.join(", ")),
+        ("KV dtypes", of.kv_dtypes.join(", ")),
+        ("head dims", of.head_dims.clone()),
+        ("group sizes", of.group_sizes.clone()),
+        ("page sizes", of.page_sizes.clone()),
+        ("has", features(true)),
+        ("lacks", features(false)),
+    ];
+    let lines = lines.map(|(name, what)| format!("  {name:14}  {what}\n")).concat();
+    format!("{}: {}\n{lines}", row.name, row.summary)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backends::host_registry;
+
+    #[test]
+    fn a_cause_is_said_once_and_each_usable_backend_has_a_block() {
+        let mut rows = capability_rows(&host_registry(), &HostDevice::default());
+        rows.retain(|row| row.capabilities.is_some());
+        let lacking = |name, why: &str| BackendRow {
+            name,
+            summary: "elsewhere",
+            auto: false,
+            unavailable: Some(why.to_owned()),
+            capabilities: None,
+        };
+        let usable: Vec<&str> = rows.iter().map(|row| row.name).collect();
+        rows.extend([lacking("x", "no GPU"), lacking("y", "no disk"), lacking("z", "no GPU")]);
+        let text = capability_text(&rows);
+        let heads: Vec<&str> =
+            text.lines().filter(|l| !l.starts_with(' ')).filter_map(|l| Some(l.split_once(": ")?.0)).collect();
+        assert_eq!(heads[..usable.len()], usable, "{text}");
+        assert!(text.ends_with("\nnot usable here: x, z\n  no GPU\n\nnot usable here: y\n  no disk\n"), "{text}");
+        assert!(text.lines().all(|line| line.len() <= 160), "{text}");
+    }
 }

@@ -24,6 +24,8 @@ pub struct ExplainRequest {
     pub kv_lens: Vec<u32>,
     /// Head counts and widths.
     pub heads: HeadShape,
+    /// Whether values are the first columns of the keys, as in a latent cache.
+    pub values_in_keys: bool,
     /// Tokens in a page.
     pub page_size: u32,
     /// Earlier tokens that a query sees besides itself.
@@ -96,7 +98,8 @@ pub enum ExplainError {
 pub fn explain(request: &ExplainRequest) -> Result<Explained, ExplainError> {
     let page_size = PageSize::new(request.page_size)?;
     let batch = batch_of(request, page_size)?;
-    let params = LayerParams { window_left: request.window_left, ..LayerParams::causal(request.heads) };
+    let ExplainRequest { window_left, values_in_keys, heads, .. } = *request;
+    let params = LayerParams { window_left, values_in_keys, ..LayerParams::causal(heads) };
     let model = ModelSpec::new(vec![Layer::new(params)?], request.q_dtype, request.kv_dtype, page_size)
         .expect("a model of one layer has a layer");
     let limits = BatchLimits {

@@ -1,4 +1,4 @@
-//! What the commands print: tables, the capability matrix, plans, one-line errors.
+//! What the commands print: tables, what backends can do, plans, one-line errors.
 
 mod capabilities;
 mod explain;
@@ -6,9 +6,17 @@ mod table;
 
 use std::error::Error;
 
-pub use capabilities::{BackendRow, capability_rows, capability_table};
+use attn_metadata::Selection;
+
+pub use capabilities::{BackendRow, capability_rows, capability_text};
 pub use explain::{ExplainError, ExplainRequest, Explained, explain};
 pub use table::Table;
+
+/// What was chosen, in one line: one name, or who prefills and who decodes.
+#[must_use]
+pub fn chosen(selection: &Selection) -> String {
+    selection.to_string().lines().next().unwrap_or_default().to_owned()
+}
 
 /// An error and its causes in one line, joined by `": "`; a cause that its effect already quotes is not repeated.
 #[must_use]

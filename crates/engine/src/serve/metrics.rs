@@ -12,18 +12,26 @@ use super::stats::Stats;
 const STEP_BOUNDS_S: [f64; 10] = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0];
 
 /// How long steps took.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct StepTimes {
+    /// Upper bounds.
+    bounds_s: [f64; STEP_BOUNDS_S.len()],
     /// Steps up to each bound and above the one before; the last entry is above all bounds.
     counts: [u64; STEP_BOUNDS_S.len() + 1],
     sum_s: f64,
+}
+
+impl Default for StepTimes {
+    fn default() -> Self {
+        Self { bounds_s: STEP_BOUNDS_S, counts: [0; STEP_BOUNDS_S.len() + 1], sum_s: 0.0 }
+    }
 }
 
 impl StepTimes {
     /// Counts a step.
     pub(super) fn add(&mut self, time: Duration) {
         let seconds = time.as_secs_f64();
-        let bucket = STEP_BOUNDS_S.iter().position(|bound| seconds <= *bound).unwrap_or(STEP_BOUNDS_S.len());
+        let bucket = self.bounds_s.iter().position(|bound| seconds <= *bound).unwrap_or(self.bounds_s.len());
         self.counts[bucket] += 1;
         self.sum_s += seconds;
     }
@@ -76,8 +84,10 @@ pub struct Metrics {
     pub num_waiting: usize,
     /// Requests that hold pages.
     pub num_running: usize,
-    /// Pages that can be taken.
+    /// Pages that are free.
     pub free_pages: usize,
+    /// Pages that can be taken: free ones, and those that only the prefix cache holds.
+    pub available_pages: usize,
     /// Pages of the pool.
     pub total_pages: usize,
     /// Counters since the start.
@@ -96,7 +106,8 @@ impl Metrics {
         let gauges = [
             ("requests_waiting", "Requests that wait for pages or a turn", self.num_waiting),
             ("requests_running", "Requests that hold pages", self.num_running),
-            ("pages_free", "Pages that can be taken", self.free_pages),
+            ("pages_free", "Pages that are free", self.free_pages),
+            ("pages_available", "Pages that can be taken, free or evictable", self.available_pages),
             ("pages_total", "Pages of the pool", self.total_pages),
         ];
         for (name, help, value) in gauges {
@@ -144,7 +155,7 @@ impl Metrics {
         let name = "attn_step_seconds";
         let _ = writeln!(text, "# HELP {name} Time of a step\n# TYPE {name} histogram");
         let mut sum = 0;
-        for (bound, count) in STEP_BOUNDS_S.iter().zip(&self.step_times.counts) {
+        for (bound, count) in self.step_times.bounds_s.iter().zip(&self.step_times.counts) {
             sum += count;
             let _ = writeln!(text, "{name}_bucket{{le=\"{bound}\"}} {sum}");
         }
@@ -173,6 +184,7 @@ mod tests {
             num_waiting: 2,
             num_running: 3,
             free_pages: 7,
+            available_pages: 8,
             total_pages: 9,
             stats,
             step_times,
@@ -181,6 +193,8 @@ mod tests {
         let text = metrics.prometheus();
         for line in [
             "attn_requests_waiting 2",
+            "attn_pages_free 7",
+            "attn_pages_available 8",
             "# TYPE attn_steps_total counter",
             "attn_steps_total 5",
             "attn_prefix_hits_total 4",
@@ -194,5 +208,19 @@ mod tests {
             assert!(text.lines().any(|l| l == line), "{line:?} is not in\n{text}");
         }
         assert!(text.lines().all(|l| l.starts_with('#') || l.split(' ').count() == 2));
+    }
+
+    #[test]
+    fn json_has_seconds_and_the_bounds_of_its_counts() {
+        let mut step_times = StepTimes::default();
+        step_times.add(Duration::from_millis(1500));
+        let json = serde_json::to_value(&step_times).unwrap();
+        let len = |name: &str| json[name].as_array().unwrap().len();
+        assert_eq!((len("bounds_s"), len("counts")), (10, 11));
+        assert_eq!((json["counts"][10].as_u64(), json["sum_s"].as_f64()), (Some(1), Some(1.5)));
+        let stats = Stats { attention_time: Duration::from_millis(250), ..Stats::default() };
+        let json = serde_json::to_value(stats).unwrap();
+        assert_eq!((&json["attention_time_s"], &json["host_time_s"]), (&0.25.into(), &0.0.into()), "{json}");
+        assert!(json.get("attention_time").is_none());
     }
 }

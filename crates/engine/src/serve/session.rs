@@ -55,6 +55,8 @@ pub struct Session {
     pub(super) caches: Vec<LayerCaches>,
     pub(super) scheduler: Scheduler,
     next_id: u64,
+    /// Requests that were cancelled since the last step: its callback is yet to hear of them.
+    pub(super) cancelled: Vec<RequestId>,
     pub(super) completions: VecDeque<Completion>,
     pub(super) stats: Stats,
     pub(super) step_times: StepTimes,
@@ -102,6 +104,7 @@ impl Session {
             caches,
             scheduler: Scheduler::new(config.scheduler, config.page_size),
             next_id: 0,
+            cancelled: Vec::new(),
             completions: VecDeque::new(),
             stats: Stats::default(),
             step_times: StepTimes::default(),
@@ -129,6 +132,7 @@ impl Session {
             num_waiting: self.scheduler.waiting.len(),
             num_running: self.scheduler.running.len(),
             free_pages: pages.free,
+            available_pages: self.pages.available(),
             total_pages: pages.total,
             stats: self.stats,
             step_times: self.step_times.clone(),
@@ -206,6 +210,8 @@ impl Session {
     }
 
     /// Ends a request now; its pages are free at once. False where it has already ended.
+    ///
+    /// Its own channel hears of it at once, the callback of [`step`](Self::step) when the next step begins.
     pub fn cancel(&mut self, id: RequestId) -> bool {
         let Scheduler { waiting, running, .. } = &mut self.scheduler;
         let job = match running.iter().position(|job| job.id == id) {
@@ -215,6 +221,7 @@ impl Session {
         let Some(mut job) = job else { return false };
         self.pages.release(&mut job);
         self.stats.num_cancelled += 1;
+        self.cancelled.push(id);
         self.completions.push_back(job.complete(FinishReason::Cancelled));
         true
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 /// What a session has done so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -23,10 +23,17 @@ pub struct Stats {
     pub max_step_requests: usize,
     /// Most pages held at once.
     pub max_pages: usize,
-    /// Time in scheduling, page tables and planning.
+    /// Time in scheduling, page tables and planning; as JSON in seconds, like the times below.
+    #[serde(rename = "host_time_s", serialize_with = "seconds")]
     pub host_time: Duration,
     /// Time in the model, attention included.
+    #[serde(rename = "model_time_s", serialize_with = "seconds")]
     pub model_time: Duration,
     /// Time in attention.
+    #[serde(rename = "attention_time_s", serialize_with = "seconds")]
     pub attention_time: Duration,
+}
+
+fn seconds<S: Serializer>(time: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64(time.as_secs_f64())
 }

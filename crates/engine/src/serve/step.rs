@@ -34,11 +34,14 @@ impl Session {
     /// Runs one step: every scheduled request computes its share, and those whose tokens are all computed get a new
     /// one. Returns false where there is nothing to do.
     ///
+    /// The callback hears every event of every request, those cancelled since the last step first.
+    ///
     /// # Errors
     /// [`StepError`]; the step can be tried again.
     pub fn step(&mut self, model: &mut dyn LanguageModel, on_event: &mut dyn FnMut(Event)) -> Result<bool, StepError> {
         let begin = Instant::now();
-        let Self { scheduler, pages, stats, .. } = self;
+        let Self { scheduler, pages, stats, cancelled, .. } = self;
+        cancelled.drain(..).for_each(|id| on_event(Event::Finished { id, reason: FinishReason::Cancelled }));
         scheduler.plan(pages, |job| {
             stats.num_preemptions += 1;
             let event = Event::Preempted { id: job.id };

@@ -43,7 +43,7 @@ fn workloads_are_measured_checked_or_skipped_with_a_reason() {
     let row = |name: &str| results.results.iter().find(|row| row.workload == name).unwrap();
     assert!(row("small-f32").rel_err.unwrap() < 1e-5 && row("small-f32").ms.unwrap() > 0.0);
     assert!(row("small-fp8").rel_err.unwrap() < 1e-2 && row("small-fp8").plan_us.is_some());
-    assert!(row("latent").skipped.as_ref().unwrap().contains("mla"));
+    assert!(row("latent").rel_err.unwrap() < 2e-2 && row("latent").ms.unwrap() > 0.0);
     assert!(row("much-too-large").skipped.as_ref().unwrap().contains("MiB"));
     let (svg, results) = (dir.join("chart.svg"), json.to_str().unwrap());
     attn_ok(&["bench", "--plot", results, "--out", svg.to_str().unwrap()]);
@@ -89,7 +89,7 @@ fn results_of_peers_are_put_beside_ours() {
     let text = attn_ok(&[&common[..], &ours[..]].concat());
     assert!(text.contains("1 compared with the best peer"), "{text}");
     let results = results(&json);
-    let row = |peer: &str| results.results.iter().find(|row| row.workload == "small-fp8" && row.peer == peer);
+    let row = |system: &str| results.results.iter().find(|row| row.workload == "small-fp8" && row.system == system);
     let best = row("fast").unwrap().ratio.unwrap();
     assert_eq!((results.ratios.len(), results.ratios[0].peer.as_str(), results.ratios[0].ratio), (1, "fast", best));
     assert!((results.geometric_mean.unwrap() / best - 1.0).abs() < 1e-12 && row("wrong").is_none());
@@ -124,7 +124,8 @@ fn the_charts_of_the_readme_are_made_of_the_result_files_beside_them() {
     let charts: Vec<&str> =
         readme.split("](").filter_map(|rest| rest.split(')').next()?.strip_suffix(".svg")).collect();
     assert_eq!(charts, ["docs/bench/gpu-h200", "docs/bench/cpu"]);
-    let made = fresh_dir("charts").join("chart.svg");
+    let dir = fresh_dir("charts");
+    let made = dir.join("chart.svg");
     for chart in charts {
         let [json, svg] = ["json", "svg"].map(|extension| root.join(format!("{chart}.{extension}")));
         attn_ok(&["bench", "--plot", json.to_str().unwrap(), "--out", made.to_str().unwrap()]);
@@ -167,4 +168,10 @@ fn recorded_workloads_are_files_that_can_be_replayed() {
     let file = recorded.join("small-fp8.safetensors");
     attn_ok(&["replay", file.to_str().unwrap(), "--out-dir", out.to_str().unwrap()]);
     assert!(out.join("small-fp8.safetensors").exists());
+    attn_ok(&["bench", "--workloads", &workloads, "--filter", "latent", "--record", recorded.to_str().unwrap()]);
+    let file = recorded.join("latent.safetensors");
+    attn_ok(&["replay", file.to_str().unwrap(), "--out-dir", out.to_str().unwrap(), "--attention-backend", "mla"]);
+    let moves = concat!(env!("CARGO_MANIFEST_DIR"), "/../../bench/gpu-moves.json");
+    let nothing = attn(&["bench", "--workloads", moves, "--record", recorded.to_str().unwrap()]);
+    assert!(refused(&nothing, 2, 1)[0].contains("none of these workloads attends"));
 }

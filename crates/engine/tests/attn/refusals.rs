@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 
 use safetensors::tensor::Dtype;
 
-use crate::support::{File, Random, Tensor, attn, attn_ok, backend, fresh_dir, refused};
+use crate::support::{File, FreshDir, Random, Tensor, attn, attn_ok, backend, fresh_dir, refused};
 
 /// A directory, and the spoilt files that were tried in it.
 struct Trial {
-    dir: PathBuf,
+    dir: FreshDir,
 }
 
 impl Trial {

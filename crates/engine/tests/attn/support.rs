@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
@@ -42,15 +43,35 @@ pub fn refused(output: &Output, code: i32, num_lines: usize) -> Vec<String> {
     lines
 }
 
-/// An empty directory of one test.
-pub fn fresh_dir(name: &str) -> PathBuf {
+/// A directory of one test, gone with it unless the test fails.
+pub struct FreshDir(PathBuf);
+
+impl Deref for FreshDir {
+    type Target = PathBuf;
+
+    fn deref(&self) -> &PathBuf {
+        &self.0
+    }
+}
+
+impl Drop for FreshDir {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            // What is left behind is in nobody's way.
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+}
+
+/// An empty directory of one test. Its name has the process in it: these tests may run twice at once.
+pub fn fresh_dir(name: &str) -> FreshDir {
     let dir = std::env::var_os("ATTN_TEST_DIR").unwrap_or_else(|| env!("CARGO_TARGET_TMPDIR").into());
-    let dir = Path::new(&dir).join(name);
+    let dir = Path::new(&dir).join(format!("{name}-{}", std::process::id()));
     if dir.exists() {
         fs::remove_dir_all(&dir).unwrap();
     }
     fs::create_dir_all(&dir).unwrap();
-    dir
+    FreshDir(dir)
 }
 
 /// A small generator of random numbers (SplitMix64).

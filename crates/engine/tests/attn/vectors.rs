@@ -25,7 +25,8 @@ fn the_published_vectors_pass_on_every_block_sparse_backend() {
 
 #[test]
 fn a_wrong_number_ends_with_exit_code_1_and_the_first_difference() {
-    let path = fresh_dir("check_vectors").join("wrong.json");
+    let dir = fresh_dir("check_vectors");
+    let path = dir.join("wrong.json");
     let text = fs::read_to_string(FILE).unwrap().replacen("-0.8274013194451754", "-0.8275", 1);
     fs::write(&path, text).unwrap();
     let output = attn(&["check-vectors", path.to_str().unwrap(), "--attention-backend", "sparse"]);
@@ -40,7 +41,8 @@ fn what_cannot_be_checked_is_refused() {
     let [line] = &refused(&attn(&["check-vectors", FILE, "--attention-backend", "cpu"]), 2, 1)[..] else { panic!() };
     assert!(line.contains("there are: sparse, sparse-oracle, sparse-pages"), "{line}");
     refused(&attn(&["check-vectors", "no such file"]), 2, 1);
-    let path = fresh_dir("check_vectors_refused").join("other.json");
+    let dir = fresh_dir("check_vectors_refused");
+    let path = dir.join("other.json");
     fs::write(&path, "{}").unwrap();
     refused(&attn(&["check-vectors", path.to_str().unwrap()]), 2, 1);
 }
@@ -114,5 +116,35 @@ mod random {
         let page_size = ["generate", "--random-model", "minimax", "--prompt", "a", "--page-size", "48"];
         let [line] = &refused(&attn(&page_size), 2, 1)[..] else { panic!() };
         assert!(line.contains("pages of 48 tokens do not divide blocks of 64 tokens"), "{line}");
+        let threads = ["generate", "--random-model", "mla", "--prompt", "a", "--threads", "0"];
+        let [line] = &refused(&attn(&threads), 2, 1)[..] else { panic!() };
+        assert!(line.contains("expected a number from 1 to 1024"), "{line}");
+    }
+
+    #[test]
+    fn more_tokens_than_the_model_has_positions_are_refused_for_that_however_many() {
+        for number in ["100000000", "18446744073709551615"] {
+            let args = ["generate", "--random-model", "mla", "--prompt", "abc", "--max-new-tokens", number];
+            let [line] = &refused(&attn(&args), 2, 1)[..] else { panic!() };
+            let expected = format!("error: prompt 0: 3 prompt tokens and {number} new ones exceed the model's ");
+            assert!(line.starts_with(&expected), "{line}");
+        }
+    }
+
+    #[test]
+    fn options_that_recorded_prompts_decide_are_refused_beside_them() {
+        for option in [&["--max-new-tokens", "3"][..], &["--chat"], &["--system", "b"]] {
+            let args = [&["generate", "--model", "a.gguf", "--cases", "b.json"], option].concat();
+            let [line] = &refused(&attn(&args), 2, 1)[..] else { panic!() };
+            assert!(line.contains("cannot be used with"), "{line}");
+        }
+    }
+
+    #[test]
+    fn a_pair_is_named_whole() {
+        let args = ["generate", "--random-model", "mla", "--prompt", "a", "--attention-backend", "mla,mla-oracle"];
+        let output = attn(&[&args[..], &["--max-new-tokens", "2"]].concat());
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(stderr.contains("on backend mla for prefill, mla-oracle for decode"), "{stderr}");
     }
 }

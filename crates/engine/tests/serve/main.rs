@@ -138,6 +138,32 @@ fn cancelling_frees_pages_and_leaves_the_others_alone() {
 }
 
 #[test]
+fn the_callback_hears_once_how_each_request_ended_however_it_did() {
+    let mut model = Toy::new(Some(20));
+    let mut session = Session::new(&model, &config(4, 200)).unwrap();
+    let ids: Vec<RequestId> = specs(4).into_iter().map(|spec| session.submit(spec).unwrap()).collect();
+    let mut heard = Vec::new();
+    let mut hear = |event| {
+        if let Event::Finished { id, reason } = event {
+            heard.push((id, reason));
+        }
+    };
+    // One that never ran, one that runs, and, once nothing else is left, one that no work follows.
+    assert!(session.cancel(ids[1]));
+    assert!(session.step(&mut model, &mut hear).unwrap());
+    assert!(session.cancel(ids[2]));
+    session.run_to_end(&mut model, &mut hear).unwrap();
+    let last = session.submit(specs(1).remove(0)).unwrap();
+    assert!(session.cancel(last));
+    assert!(!session.step(&mut model, &mut hear).unwrap());
+    let told: Vec<_> = drain(&mut session).iter().map(|c| (c.id, c.reason)).collect();
+    heard.sort_by_key(|(id, _)| *id);
+    assert_eq!(heard, told);
+    let cancelled: Vec<_> = told.iter().filter(|(_, reason)| *reason == FinishReason::Cancelled).map(|c| c.0).collect();
+    assert_eq!(cancelled, [ids[1], ids[2], last]);
+}
+
+#[test]
 fn every_single_failure_of_the_pool_leaves_a_step_that_can_be_tried_again() {
     let specs = specs(4);
     let (expected, _) = run(&config(1, 240), &specs);

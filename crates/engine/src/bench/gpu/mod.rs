@@ -27,7 +27,7 @@ use super::measure::{Measured, median};
 use super::problem::parts_of;
 use super::results::{ResultRow, Results};
 use super::work::Work;
-use super::workload::Workload;
+use super::workload::{Workload, WorkloadKind};
 use crate::report::error_chain;
 
 /// Replays that are timed.
@@ -182,12 +182,12 @@ impl Session {
     fn measure(&mut self, workload: &Workload, kinds: &[GpuBackend]) -> Result<Vec<Figures>, AnyError> {
         let parts = parts_of(workload)?;
         let queries = self.noise_of(activation_format(parts.dtype))?;
-        if workload.kind == "merge" {
+        if workload.kind == WorkloadKind::Merge {
             return Ok(vec![(self.merge(workload, queries)?, None)]);
         }
         let stored = self.noise_of(parts.format)?;
         let mut call = Call::new(&self.device, workload, [&self.noise[queries], &self.noise[stored]])?;
-        if workload.kind == "store" {
+        if workload.kind == WorkloadKind::Store {
             let Timed { ms, plan_us, .. } = self.call(&mut call, kinds[0], true)?;
             let work = Work { bytes: copies::store_bytes(&call), ..Work::default() };
             let rel_err = copies::store_error(&call, &self.noise[queries])?;

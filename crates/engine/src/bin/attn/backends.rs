@@ -3,7 +3,7 @@
 use anyhow::Result;
 use attn_metadata::HostDevice;
 use engine::backends::host_registry;
-use engine::report::{capability_rows, capability_table};
+use engine::report::{capability_rows, capability_text};
 
 use super::{Outcome, output};
 
@@ -21,7 +21,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
     if args.json {
         output::write_json(&rows)?;
     } else {
-        output::write(&capability_table(&rows).to_text(output::is_terminal()))?;
+        output::write(&capability_text(&rows))?;
     }
     Ok(Outcome::Success)
 }

@@ -15,7 +15,7 @@ use engine::doctor;
 use engine::replay::{Call, record};
 
 use super::bench_tables::shown;
-use super::{Failure, Outcome, failure, output};
+use super::{Failure, Outcome, output};
 
 /// Requests of the batches that the planner is timed with.
 const PLANNED_REQUESTS: [usize; 2] = [64, 1024];
@@ -39,7 +39,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     workloads: Vec<PathBuf>,
     /// Measure what a step costs the host outside the model and attention, at 1,024 running requests
-    #[arg(long, conflicts_with_all = ["filter", "record"])]
+    #[arg(long, conflicts_with_all = ["filter", "record", "rounds", "no_ceilings"])]
     steps: bool,
     /// Draw the results of this JSON file; needs --out
     #[arg(long, value_name = "RESULTS", requires = "out")]
@@ -50,18 +50,19 @@ pub struct Args {
     /// Write the results here too
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Attention backend: a name, a pair "prefill,decode", or "auto"
+    /// Attention backend: a name, names "a+b" of which each layer takes the first that can run it, a pair
+    /// "prefill,decode" of these, or "auto"
     #[arg(long, value_name = "NAME", default_value = "cpu")]
     attention_backend: String,
-    /// Worker threads
-    #[arg(long, value_name = "N", default_value = "2", value_parser = threads)]
-    threads: usize,
+    /// Worker threads; default: 2
+    #[arg(long, value_name = "N", value_parser = threads)]
+    threads: Option<usize>,
     /// Only workloads whose name contains this
     #[arg(long, value_name = "TEXT")]
     filter: Option<String>,
-    /// Rounds; medians are over the rounds' medians
-    #[arg(long, value_name = "N", default_value = "3", value_parser = rounds)]
-    rounds: usize,
+    /// Rounds; medians are over the rounds' medians; default: 3
+    #[arg(long, value_name = "N", value_parser = rounds)]
+    rounds: Option<usize>,
     /// Leave the machine's ceilings out; measuring them takes a few seconds and 1 GiB
     #[arg(long)]
     no_ceilings: bool,
@@ -82,6 +83,16 @@ pub struct Args {
     /// "python3 bench/cpu_peer.py --threads 2 --json"
     #[arg(long, value_name = "CMD", requires = "cpu")]
     peer_cmd: Option<String>,
+}
+
+impl Args {
+    fn threads(&self) -> usize {
+        self.threads.unwrap_or(2)
+    }
+
+    fn rounds(&self) -> usize {
+        self.rounds.unwrap_or(3)
+    }
 }
 
 /// A number of threads, for clap.
@@ -128,7 +139,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
     // Peers whose results are wrong were left out when they were added.
     match results.results.iter().find(|row| row.rel_err.is_some_and(is_wrong)) {
         Some(row) => {
-            Err(Failure::check(format!("{} gives a wrong result for workload {}", row.peer, row.workload)).into())
+            Err(Failure::check(format!("{} gives a wrong result for workload {}", row.system, row.workload)).into())
         }
         None => Ok(Outcome::Success),
     }
@@ -138,7 +149,7 @@ fn steps(args: &Args) -> Result<Outcome> {
     let mut results = Results::default();
     let load_before = doctor::load_average();
     let spinner = output::spinner();
-    let device = HostDevice::with_threads(args.threads);
+    let device = HostDevice::with_threads(args.threads());
     for has_turnover in [false, true] {
         spinner.set_message(if has_turnover { "timing steps, requests come and go" } else { "timing steps" });
         let row = measure_steps(&args.attention_backend, device, STEP_REQUESTS, STEP_REPS, has_turnover);
@@ -169,9 +180,12 @@ fn workloads(args: &Args) -> Result<Vec<Workload>> {
 fn record_all(workloads: &[Workload], dir: &Path) -> Result<Outcome> {
     let name = || format!("cannot write to {}", dir.display());
     fs::create_dir_all(dir).map_err(Failure::input).with_context(name)?;
+    if !workloads.iter().any(Workload::is_attention) {
+        return Err(Failure::usage("none of these workloads attends, so there is nothing to record").into());
+    }
     for workload in workloads {
-        if workload.kind == "mla" || !workload.is_attention() {
-            failure::say(&format!("workload {}: kind {} has no replay file, left out", workload.name, workload.kind));
+        if !workload.is_attention() {
+            output::note(&format!("left out: workload {} of kind {} does not attend", workload.name, workload.kind));
             continue;
         }
         let workload_name = || format!("workload {}", workload.name);
@@ -194,6 +208,14 @@ fn on_gpu(args: &Args, workloads: &[Workload]) -> Option<Result<Results>> {
 
 #[cfg(feature = "cuda")]
 fn measure_gpu(args: &Args, workloads: &[Workload], backend: engine::bench::GpuBackend) -> Result<Results> {
+    let of_host = [
+        ("--threads", args.threads.is_some()),
+        ("--rounds", args.rounds.is_some()),
+        ("--no-ceilings", args.no_ceilings),
+    ];
+    if let Some((option, _)) = of_host.iter().find(|(_, is_given)| *is_given) {
+        return Err(Failure::usage(format!("{option} is for backends that run on the host")).into());
+    }
     let ceilings = args.ceilings.as_deref().map(read_results).transpose()?;
     let command = std::env::args().collect::<Vec<_>>().join(" ");
     let ceilings = ceilings.and_then(|c| c.ceilings);
@@ -224,11 +246,11 @@ fn measure(args: &Args, workloads: &[Workload]) -> Result<Results> {
     spinner.set_message("measuring the machine's ceilings");
     let options = CpuOptions {
         choice: args.attention_backend.clone(),
-        threads: args.threads,
-        rounds: args.rounds,
+        threads: args.threads(),
+        rounds: args.rounds(),
         reps: Reps { min: 5, max: 15, budget: Duration::from_secs(1) },
         peer: args.peer_cmd.clone(),
-        ceilings: (!args.no_ceilings).then(|| Ceilings::measure(args.threads)),
+        ceilings: (!args.no_ceilings).then(|| Ceilings::measure(args.threads())),
     };
     let results = compare(workloads, &options, &mut |what| spinner.set_message(what.to_owned()));
     let mut results = results.map_err(|error| match error {
@@ -237,7 +259,7 @@ fn measure(args: &Args, workloads: &[Workload]) -> Result<Results> {
     })?;
     if args.cpu {
         spinner.set_message("timing the planner");
-        let device = HostDevice::with_threads(args.threads);
+        let device = HostDevice::with_threads(args.threads());
         for num_requests in PLANNED_REQUESTS {
             let row = measure_planner(&args.attention_backend, device, num_requests, PLAN_REPS);
             results.planner.push(row.map_err(Failure::input)?);
@@ -252,9 +274,9 @@ fn environment(args: &Args, load_before: Option<f64>) -> Environment {
     Environment {
         cpu: doctor::cpu_model(),
         isa: Isa::detect().name().to_owned(),
-        threads: args.threads,
+        threads: args.threads(),
         build: doctor::build_profile().to_owned(),
-        rounds: args.rounds,
+        rounds: args.rounds(),
         load_before,
     }
 }

@@ -119,7 +119,7 @@ fn rows(results: &Results) -> Option<Table> {
     for row in &results.results {
         table.push(vec![
             row.workload.clone(),
-            row.peer.clone(),
+            row.system.clone(),
             number(row.ms, 4),
             number(row.predicted_ms, 4),
             number(row.ratio, 3),

@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use super::generate::chat_tokens;
 use super::traffic::Answer;
-use super::{Failure, Outcome};
+use super::{Failure, Outcome, output};
 
 /// A file of cases.
 #[derive(Debug, Deserialize)]
@@ -57,7 +57,7 @@ impl Cases {
 
     /// Compares what came out, prompt by prompt; a cancelled request must have the first tokens. Where a token differs
     /// whose recorded margin is at most `min_margin`, it and what follows may be anything.
-    pub fn compare(&self, model: &Model, answers: &[Answer], min_margin: f32) -> Outcome {
+    pub fn compare(&self, model: &Model, answers: &[Answer], min_margin: f32) -> Result<Outcome> {
         let mut num_failed = 0;
         for (place, case) in self.prompts.iter().enumerate() {
             let of_prompt = answers.iter().filter(|answer| answer.prompt == place).map(|answer| &answer.completion);
@@ -67,19 +67,21 @@ impl Cases {
                 None => {
                     let num_tokens: usize = of_prompt.clone().map(|c| c.tokens.len()).sum();
                     let num_requests = of_prompt.count();
-                    println!(
-                        "ok    prompt {place}: {num_requests} requests, {num_tokens} tokens, smallest margin {smallest:.3}"
-                    );
+                    output::write(&format!(
+                        "ok    prompt {place}: {num_requests} requests, {num_tokens} tokens, smallest margin {smallest:.3}\n"
+                    ))?;
                 }
                 Some((completion, position)) => {
                     num_failed += 1;
                     let difference = case.describe(model, completion, position);
-                    println!("FAIL  prompt {place} ({:?}), {}: {difference}", case.prompt, completion.id);
+                    let line = format!("FAIL  prompt {place} ({:?}), {}: {difference}\n", case.prompt, completion.id);
+                    output::write(&line)?;
                 }
             }
         }
-        println!("{} of {} prompts match", self.prompts.len() - num_failed, self.prompts.len());
-        if num_failed == 0 { Outcome::Success } else { Outcome::CheckFailed }
+        let num_prompts = self.prompts.len();
+        output::write(&format!("{} of {num_prompts} prompts match\n", num_prompts - num_failed))?;
+        Ok(if num_failed == 0 { Outcome::Success } else { Outcome::CheckFailed })
     }
 }
 

@@ -6,12 +6,15 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 use attn_metadata::plan::Roofline;
 use attn_metadata::{HeadShape, HostDevice};
-use engine::bench::{Workload, host_roofline, parse_workloads};
+use engine::bench::{Workload, WorkloadKind, host_roofline, parse_workloads};
 use engine::report::{ExplainRequest, Explained, explain};
 use kvpool::{Dtype, KvDtype};
 use serde_json::json;
 
 use super::{Failure, Outcome, output};
+
+/// Options that say what a workload of a file says itself.
+const SHAPE: [&str; 8] = ["q_lens", "kv_lens", "heads", "dim", "page_size", "window", "dtype", "kv_dtype"];
 
 /// Options of `explain`.
 #[derive(Debug, clap::Args)]
@@ -41,12 +44,13 @@ pub struct Args {
     #[arg(long, value_name = "DTYPE", default_value = "f32")]
     kv_dtype: KvDtype,
     /// A workload of this file instead
-    #[arg(long, value_name = "FILE", requires = "name", conflicts_with_all = ["q_lens", "kv_lens"])]
+    #[arg(long, value_name = "FILE", requires = "name", conflicts_with_all = SHAPE)]
     workload: Option<PathBuf>,
     /// Which workload of the file
     #[arg(long, requires = "workload")]
     name: Option<String>,
-    /// Attention backend: a name, a pair "prefill,decode", or "auto"
+    /// Attention backend: a name, names "a+b" of which each layer takes the first that can run it, a pair
+    /// "prefill,decode" of these, or "auto"
     #[arg(long, value_name = "NAME", default_value = "auto")]
     attention_backend: String,
     /// Worker threads; default: all
@@ -78,7 +82,12 @@ pub fn run(args: &Args) -> Result<Outcome> {
     if args.json {
         let rejected: Vec<_> =
             selection.rejected.iter().map(|r| json!({"name": r.name, "reasons": r.reasons})).collect();
-        let chosen = json!({"extend": selection.extend.of_layers(), "decode": selection.decode.of_layers(), "rejected": rejected});
+        let chosen = json!({
+            "extend": selection.extend.of_layers(),
+            "decode": selection.decode.of_layers(),
+            "notes": selection.notes,
+            "rejected": rejected,
+        });
         output::write_json(&json!({"selection": chosen, "roofline": roofline, "plan": plan}))?;
     } else {
         let source = match &roofline {
@@ -143,6 +152,7 @@ fn lengths_request(args: &Args) -> Result<ExplainRequest> {
         q_lens: args.q_lens.clone(),
         kv_lens: args.kv_lens.clone(),
         heads: HeadShape::new(num_qo_heads, num_kv_heads, args.dim),
+        values_in_keys: false,
         page_size: args.page_size,
         window_left: args.window.checked_sub(1),
         q_dtype: args.dtype,
@@ -153,7 +163,7 @@ fn lengths_request(args: &Args) -> Result<ExplainRequest> {
 }
 
 fn workload_request(args: &Args, workload: &Workload) -> Result<ExplainRequest> {
-    if workload.kind == "mla" || !workload.is_attention() {
+    if !workload.is_attention() {
         let Workload { name, kind, .. } = workload;
         return Err(Failure::usage(format!("workload {name} is of kind {kind}, which has no plan to explain")).into());
     }
@@ -162,6 +172,7 @@ fn workload_request(args: &Args, workload: &Workload) -> Result<ExplainRequest> 
         q_lens: workload.q_lens.clone(),
         kv_lens: workload.kv_lens.clone(),
         heads: HeadShape { num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo },
+        values_in_keys: workload.kind == WorkloadKind::Mla,
         page_size: workload.page,
         window_left: workload.window_left(),
         q_dtype: workload.activation_dtype().map_err(Failure::input)?,

@@ -7,17 +7,19 @@ use anyhow::{Context as _, Result, bail};
 use attn_metadata::HostDevice;
 use attn_reference::verify::VerifyReport;
 use clap::Args as ClapArgs;
+use engine::lm::LanguageModel;
 use engine::model::random::RandomModel;
 use engine::model::{Message, Model, SpecialTokens};
+use engine::report::chosen;
 use engine::sample::SamplingParams;
-use engine::serve::{RequestSpec, SchedulerConfig, Session, SessionConfig, Stats};
+use engine::serve::{RequestSpec, SchedulerConfig, Session, SessionConfig, Stats, SubmitError};
 use indicatif::{ProgressBar, ProgressStyle};
 use kvpool::{ExtraKey, KvDtype, KvFormat, KvScales, PageSize, PrefixConfig};
 
 use super::cases::{self, Cases};
 use super::stream::TextStreams;
 use super::traffic::{Answer, Traffic};
-use super::{Failure, Outcome, logits, random};
+use super::{Failure, Outcome, logits, output, random};
 
 /// Generates text with a GGUF model.
 #[derive(Debug, ClapArgs)]
@@ -35,7 +37,7 @@ pub struct Args {
     #[arg(long, value_name = "TEXT", conflicts_with = "cases")]
     pub(super) prompt: Vec<String>,
     /// Prompts with the tokens that they must give (JSON); exit 1 on the first difference of each.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["chat", "system", "max_new_tokens"])]
     cases: Option<PathBuf>,
     /// With --cases: a token may be another one where the recorded margin to the runner-up is at most X logits; what
     /// follows it is not compared.
@@ -71,7 +73,8 @@ pub struct Args {
 /// How requests are batched and KV is kept.
 #[derive(Debug, ClapArgs)]
 struct Serving {
-    /// Attention backend: a name, a pair "prefill,decode", or "auto".
+    /// Attention backend: a name, names "a+b" of which each layer takes the first that can run it, a pair
+    /// "prefill,decode" of these, or "auto". Tensors are in main memory: "cuda" copies them to the GPU and back.
     #[arg(long, value_name = "NAME", default_value = "auto")]
     attention_backend: String,
     /// Tokens in a page.
@@ -105,7 +108,7 @@ struct Serving {
     #[arg(long, value_name = "every=N", value_parser = parse_every, default_value = "every=0", hide_default_value = true)]
     verify: u64,
     /// Threads of the attention backend; default: all.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = super::bench::threads)]
     threads: Option<usize>,
 }
 
@@ -142,13 +145,16 @@ pub fn run(args: &Args) -> Result<Outcome> {
         None => args.prompt.iter().map(|text| encode(&model, text, args)).collect::<Result<_>>()?,
     };
     let requests = requests(args, &model, cases.as_ref(), &prompts);
-    let config = session_config(args, &requests)?;
+    let config = session_config(args, &requests, model.decoder.max_len())?;
     let mut session = Session::new(&model.decoder, &config).map_err(Failure::input)?;
     let begin = Instant::now();
     let answers = generate(args, &mut session, &mut model, &requests, cases.is_none())?;
-    report(args, &session, &answers, begin.elapsed());
+    report(args, &session, &answers, begin.elapsed())?;
     let verified = session.verify_report().map_or(Outcome::Success, |report| verify_outcome(&report));
-    let compared = cases.map_or(Outcome::Success, |cases| cases.compare(&model, &answers, args.min_margin));
+    let compared = match cases {
+        Some(cases) => cases.compare(&model, &answers, args.min_margin)?,
+        None => Outcome::Success,
+    };
     let alike = match &args.logits_like {
         Some(other) => logits::compare(&mut model.decoder, &config, other, &requests, args.max_logit_error)?,
         None => Outcome::Success,
@@ -168,7 +174,7 @@ pub(super) fn verify_outcome(report: &VerifyReport) -> Outcome {
     const MAX_REL: f64 = 1e-4;
     let Some((layer, worst)) = report.worst() else { return Outcome::Success };
     let is_sound = report.num_anomalies() == 0 && worst.max_rel <= MAX_REL;
-    eprintln!(
+    output::note(&format!(
         "verified {} of {} steps against float64: worst layer {layer}, relative error {:.1e} (bound {MAX_REL:.0e}), \
          {} anomalies: {}",
         report.num_sampled,
@@ -176,7 +182,7 @@ pub(super) fn verify_outcome(report: &VerifyReport) -> Outcome {
         worst.max_rel,
         report.num_anomalies(),
         if is_sound { "ok" } else { "WRONG" },
-    );
+    ));
     if is_sound { Outcome::Success } else { Outcome::CheckFailed }
 }
 
@@ -235,12 +241,15 @@ pub(super) fn specs(
         .collect()
 }
 
-pub(super) fn session_config(args: &Args, requests: &[RequestSpec]) -> Result<SessionConfig> {
+/// How the session is made; requests longer than `max_len` positions are refused before a pool is sized for them.
+pub(super) fn session_config(args: &Args, requests: &[RequestSpec], max_len: usize) -> Result<SessionConfig> {
     let serving = &args.serving;
+    check_lens(requests, max_len)?;
     let page_size = PageSize::new(serving.page_size).map_err(Failure::input)?;
-    let pages = |r: &RequestSpec| page_size.pages_for(r.prompt.len() + r.max_new_tokens);
-    let needed = requests.iter().map(pages).sum::<usize>().saturating_mul(args.traffic.num_requests(1));
-    let needed = u32::try_from(needed).map_err(|_| Failure::usage("more pages are needed than a pool can have"))?;
+    let num_pages = match serving.num_pages {
+        Some(num_pages) => num_pages,
+        None => pages_for_all(requests, page_size, args.traffic.num_requests(1))?,
+    };
     let kv_format = match serving.kv_dtype {
         KvDtype::F32 => KvFormat::F32,
         KvDtype::Fp8Latent => KvFormat::Fp8Latent,
@@ -250,7 +259,7 @@ pub(super) fn session_config(args: &Args, requests: &[RequestSpec]) -> Result<Se
     };
     Ok(SessionConfig {
         page_size,
-        num_pages: serving.num_pages.unwrap_or(needed),
+        num_pages,
         kv_format,
         scheduler: SchedulerConfig {
             max_running: serving.max_running,
@@ -262,6 +271,29 @@ pub(super) fn session_config(args: &Args, requests: &[RequestSpec]) -> Result<Se
         prefix_cache: (!serving.no_prefix_cache).then(PrefixConfig::default),
         verify_every: serving.verify,
     })
+}
+
+/// Pages that hold all requests at once, each sent `repeat` times.
+fn pages_for_all(requests: &[RequestSpec], page_size: PageSize, repeat: usize) -> Result<u32> {
+    let pages = requests.iter().map(|request| page_size.pages_for(len_at_end(request)));
+    let needed = pages.fold(0, usize::saturating_add).saturating_mul(repeat);
+    Ok(u32::try_from(needed).map_err(|_| {
+        let max = u32::MAX;
+        Failure::usage(format!("all requests at once need {needed} pages, a pool has {max} at most: give --num-pages"))
+    })?)
+}
+
+/// Tokens of a request at its end.
+fn len_at_end(request: &RequestSpec) -> usize {
+    request.prompt.len().saturating_add(request.max_new_tokens)
+}
+
+/// Refuses the first request that the model's positions do not hold.
+fn check_lens(requests: &[RequestSpec], max_len: usize) -> Result<()> {
+    let Some(place) = requests.iter().position(|request| len_at_end(request) > max_len) else { return Ok(()) };
+    let RequestSpec { prompt, max_new_tokens, .. } = &requests[place];
+    let error = SubmitError::TooLong { prompt_len: prompt.len(), max_new_tokens: *max_new_tokens, max_len };
+    Err(Failure::input(error)).with_context(|| format!("prompt {place}"))
 }
 
 /// Sends the requests and runs the session to its end; prints text as it comes where `show` says so.
@@ -281,23 +313,24 @@ fn generate(
     })
 }
 
-pub(super) fn report(args: &Args, session: &Session, answers: &[Answer], elapsed: Duration) {
+pub(super) fn report(args: &Args, session: &Session, answers: &[Answer], elapsed: Duration) -> Result<()> {
     let stats: &Stats = session.stats();
     let seconds = elapsed.as_secs_f64();
     let tokens: usize = answers.iter().map(|a| a.completion.tokens.len()).sum();
     #[expect(clippy::cast_precision_loss, reason = "a rate for people")]
     let rate = tokens as f64 / seconds;
-    eprintln!(
+    output::note(&format!(
         "{} requests, {} prompt tokens computed, {tokens} new tokens in {seconds:.2} s: {rate:.1} tokens/s on backend {} \
          (page size {}, {} steps, attention {:.0} % of the time)",
         answers.len(),
         stats.prefill_tokens,
-        session.selection().extend,
+        chosen(session.selection()),
         args.serving.page_size,
         stats.num_steps,
         100.0 * stats.attention_time.as_secs_f64() / seconds,
-    );
+    ));
     if args.stats {
-        println!("{}", serde_json::json!(session.metrics()));
+        output::write(&format!("{}\n", serde_json::json!(session.metrics())))?;
     }
+    Ok(())
 }

@@ -5,7 +5,7 @@ use attn_metadata::Layer;
 use engine::lm::{ForwardError, LanguageModel, LayerAttention, Logits, ModelInput};
 use engine::serve::{RequestSpec, Session, SessionConfig};
 
-use super::{Failure, Outcome};
+use super::{Failure, Outcome, output};
 
 /// A step of one request: what went in, and the logits of its last token.
 struct Step {
@@ -65,24 +65,24 @@ pub fn compare(
     for (place, request) in requests.iter().enumerate() {
         let [ours, theirs] = [config, &theirs].map(|config| record(model, config, request));
         let found = compare_steps(&ours?, &theirs?);
-        println!(
-            "prompt {place}: logits of {} steps, relative error {:.1e} at most, {} steps left out",
+        output::write(&format!(
+            "prompt {place}: logits of {} steps, relative error {:.1e} at most, {} steps left out\n",
             found.compared, found.worst, found.left_out
-        );
+        ))?;
         total.compared += found.compared;
         total.left_out += found.left_out;
         total.worst = worse(total.worst, found.worst);
     }
     let is_near = total.compared > 0 && total.worst <= bound;
-    println!(
+    output::write(&format!(
         "logits of {} steps on {} against {other}: relative error {:.1e} at most (bound {bound:.0e}), {} steps left \
-         out: {}",
+         out: {}\n",
         total.compared,
         config.backend,
         total.worst,
         total.left_out,
         if is_near { "ok" } else { "WRONG" }
-    );
+    ))?;
     Ok(if is_near { Outcome::Success } else { Outcome::CheckFailed })
 }
 

@@ -3,7 +3,6 @@
 //! A command returns an [`Outcome`] or an error; an error becomes one line on stderr. Exit code 0: well; 1: a check or
 //! a call failed; 2: what was given cannot be used.
 #![forbid(unsafe_code)]
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command prints")]
 #![allow(unreachable_pub, reason = "a binary has no outside")]
 
 mod backends;
@@ -33,7 +32,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::error::ErrorKind;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand};
 
 use failure::{Failure, Outcome};
 
@@ -115,5 +114,8 @@ fn usage(error: &clap::Error) -> ExitCode {
     let message = text.split("\n\nUsage:").next().unwrap_or_default();
     let message = message.split("\n\nFor more information").next().unwrap_or_default();
     let message = message.trim_start_matches("error: ");
-    failure::report(&Failure::usage(format!("{message}; see `attn --help`")).into())
+    let named = std::env::args().skip(1).find(|word| !word.starts_with('-')).unwrap_or_default();
+    let of_command =
+        Cli::command().find_subcommand(&named).map_or(String::new(), |found| format!(" {}", found.get_name()));
+    failure::report(&Failure::usage(format!("{message}; see `attn{of_command} --help`")).into())
 }

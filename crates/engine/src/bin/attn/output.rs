@@ -13,6 +13,12 @@ pub fn write(text: &str) -> Result<()> {
     written.context("cannot write to stdout")
 }
 
+/// Writes a line to stderr, beside what was asked for.
+pub fn note(text: &str) {
+    // Nobody may be listening; the answer goes to stdout all the same.
+    let _ = writeln!(io::stderr(), "{text}");
+}
+
 /// Writes a value as JSON.
 pub fn write_json(value: &impl Serialize) -> Result<()> {
     let text = serde_json::to_string_pretty(value).context("cannot write JSON")?;

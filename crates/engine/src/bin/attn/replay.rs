@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use anyhow::{Context as _, Result};
 use attn_metadata::HostDevice;
 use engine::replay::{ReplayOptions, claim_names, replay};
-use engine::report::error_chain;
+use engine::report::{chosen, error_chain};
 
 use super::{Failure, Outcome, failure, output};
 
@@ -16,7 +16,8 @@ pub struct Args {
     /// The problems: safetensors files
     #[arg(value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
-    /// Attention backend: a name, a pair "prefill,decode", or "auto"
+    /// Attention backend: a name, names "a+b" of which each layer takes the first that can run it, a pair
+    /// "prefill,decode" of these, or "auto". Tensors are in main memory: "cuda" copies them to the GPU and back
     #[arg(long, value_name = "NAME", default_value = "auto")]
     attention_backend: String,
     /// Where the results go, each under its problem's file name
@@ -47,7 +48,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
         bar.set_message(file.display().to_string());
         match result.and_then(|result| replay(file, &result, &options)) {
             Ok(done) => {
-                let (backend, ms) = (done.selection.extend, done.elapsed.as_secs_f64() * 1e3);
+                let (backend, ms) = (chosen(&done.selection), done.elapsed.as_secs_f64() * 1e3);
                 let line = format!(
                     "{}: {} requests, {} rows, {backend}, {ms:.2} ms -> {}\n",
                     file.display(),
