@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
@@ -34,69 +35,89 @@ pub(super) fn all(
 ) -> Result<Vec<Built>> {
     let scratch = workspace.path(SCRATCH);
     fs::create_dir_all(&scratch).with_context(|| format!("cannot create {}", scratch.display()))?;
-    let mut jobs: Vec<(&Unit, Target)> =
-        units.iter().flat_map(|unit| targets(unit, units).into_iter().map(move |target| (unit, target))).collect();
-    // Long ones first, so that all processors are busy to the end; machine code is compiled and assembled.
-    jobs.sort_by_key(|(unit, target)| (std::cmp::Reverse(unit.entries.len()), target.kind));
-    let built = do_all(&jobs, |(unit, target)| one(workspace, toolkit, unit, target, &scratch, shipped));
-    let mut built = built.into_iter().collect::<Result<Vec<_>>>()?;
+    let mut jobs: Vec<(&Unit, Vec<Target>)> = Vec::new();
+    for unit in units {
+        let mut of_unit = targets(unit, units);
+        of_unit.sort_by_key(|target| (target.text(), target.kind));
+        let of_a_text = of_unit.chunk_by(|a, b| a.text() == b.text());
+        jobs.extend(of_a_text.map(|targets| (unit, targets.to_vec())));
+    }
+    // Long ones first, so that all processors are busy to the end.
+    jobs.sort_by_key(|(unit, targets)| std::cmp::Reverse((unit.entries.len(), targets.len())));
+    let built = do_all(&jobs, |(unit, targets)| of_a_text(workspace, toolkit, unit, targets, &scratch, shipped));
+    let built = built.into_iter().collect::<Result<Vec<_>>>()?;
+    let mut built: Vec<Built> = built.into_iter().flatten().collect();
     built.sort_by(|a, b| a.target.cmp(&b.target));
     Ok(built)
 }
 
-fn one(
+/// The images that come of one text: the text itself, machine code, or both.
+fn of_a_text(
     workspace: &Workspace,
     toolkit: &Toolkit,
     unit: &Unit,
-    target: &Target,
+    targets: &[Target],
     scratch: &Path,
     shipped: Option<&Shipped>,
-) -> Result<Built> {
-    let name = target.file_name();
-    let kept = Kept::of(workspace, target, scratch)?;
-    let (mut bytes, mut said) = match kept.load() {
-        Some(found) => found,
-        None => {
-            eprintln!("compiling {name}");
-            compile(workspace, toolkit, unit, target, &kept)?
-        }
-    };
-    let mut known = None;
-    if target.kind == Kind::Ptx {
-        let text = String::from_utf8(bytes).context("PTX is text")?;
-        bytes = lower(&text, target.ptx_version()).with_context(|| format!("in {name}"))?.into_bytes();
-        known = shipped.and_then(|shipped| shipped.usage_of(target, &bytes));
-        if known.is_none() {
-            said.push_str(&kept.proof(toolkit, target, &bytes)?);
-        }
+) -> Result<Vec<Built>> {
+    let text = targets.first().context("a text has an image")?.text();
+    let kept = Kept::of(workspace, &text, scratch)?;
+    if kept.load().is_none() {
+        compile(workspace, toolkit, &text, &kept)?;
     }
-    let usage = known.unwrap_or_else(|| usage(&said));
-    judge(unit, target, &usage, &said)?;
-    Ok(Built { target: target.clone(), bytes, usage })
+    let image = |target: &Target| {
+        let (bytes, usage, said) = match target.kind {
+            Kind::Ptx => shipped_text(toolkit, target, &kept, shipped)?,
+            Kind::Cubin => machine_code(workspace, toolkit, target, &kept, scratch)?,
+        };
+        judge(unit, target, &usage, &said)?;
+        Ok(Built { target: target.clone(), bytes, usage })
+    };
+    targets.iter().map(image).collect()
 }
 
-/// Runs nvcc; returns what it wrote and what it said.
-fn compile(
+/// An image, what its entry points use, and what the assembler said.
+type Image = (Vec<u8>, BTreeMap<String, Usage>, String);
+
+/// Text as it is shipped, and proof that it assembles, where it is not what is shipped already.
+fn shipped_text(toolkit: &Toolkit, target: &Target, kept: &Kept, shipped: Option<&Shipped>) -> Result<Image> {
+    let text = fs::read_to_string(&kept.image).with_context(|| format!("cannot read {}", kept.image.display()))?;
+    let bytes = lower(&text, target.ptx_version()).with_context(|| format!("in {}", target.file_name()))?.into_bytes();
+    if let Some(known) = shipped.and_then(|shipped| shipped.usage_of(target, &bytes)) {
+        return Ok((bytes, known, String::new()));
+    }
+    let said = kept.proof(toolkit, target, &bytes)?;
+    Ok((bytes, usage(&said), said))
+}
+
+/// What the assembler makes of a text.
+fn machine_code(
     workspace: &Workspace,
     toolkit: &Toolkit,
-    unit: &Unit,
     target: &Target,
-    kept: &Kept,
-) -> Result<(Vec<u8>, String)> {
-    let source = format!("{}.cu", unit.stem);
+    text: &Kept,
+    scratch: &Path,
+) -> Result<Image> {
+    let kept = Kept::of(workspace, target, scratch)?;
+    let (bytes, said) = match kept.load() {
+        Some(found) => found,
+        None => {
+            eprintln!("assembling {}", target.file_name());
+            let mut command = toolkit.command("ptxas");
+            command.args(target.assembler_flags()).arg(&text.image);
+            kept.run(command, &target.file_name())?
+        }
+    };
+    Ok((bytes, usage(&said), said))
+}
+
+/// Runs the compiler.
+fn compile(workspace: &Workspace, toolkit: &Toolkit, text: &Target, kept: &Kept) -> Result<()> {
+    eprintln!("compiling {}", text.file_name());
     let mut command = toolkit.command("nvcc");
     // Relative names: what the compiler remembers of them is the same everywhere.
-    command.current_dir(workspace.path(SOURCES)).args(target.flags()).args(["-I.", "-Xptxas=-v"]);
-    // Under its own name at first: another run may be at the same file, and this one may be stopped.
-    let partial = kept.image.with_extension(format!("partial-{}", std::process::id()));
-    let output = command.arg(&source).arg("-o").arg(&partial).output().context("cannot start nvcc")?;
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    ensure!(output.status.success(), "compiling {source} for {} failed:\n{said}", target.sm());
-    fs::rename(&partial, &kept.image).with_context(|| format!("cannot write {}", kept.image.display()))?;
-    let bytes = fs::read(&kept.image).with_context(|| format!("cannot read {}", kept.image.display()))?;
-    // The report last: without it the image does not count.
-    fs::write(&kept.report, &said).with_context(|| format!("cannot write {}", kept.report.display()))?;
-    Ok((bytes, said))
+    command.current_dir(workspace.path(SOURCES)).args(text.flags()).arg("-I.").arg(format!("{}.cu", text.stem));
+    kept.run(command, &text.file_name()).map(|_| ())
 }
 
 /// What an earlier build of the same sources with the same compiler and flags gave.
@@ -108,7 +129,7 @@ struct Kept {
 impl Kept {
     fn of(workspace: &Workspace, target: &Target, scratch: &Path) -> Result<Self> {
         let inputs = source::hash_of_unit(&workspace.path(SOURCES), &target.stem)?;
-        let key = source::hash_of(format!("{VERSION} {} {inputs}", target.flags().join(" ")).as_bytes());
+        let key = source::hash_of(format!("{VERSION} {} {inputs}", target.all_flags().join(" ")).as_bytes());
         let image = scratch.join(format!("{}.{}", target.file_name(), &key[..16]));
         Ok(Self { report: image.with_extension(format!("{}.report", &key[..16])), image })
     }
@@ -125,6 +146,21 @@ impl Kept {
         let said = assemble(toolkit, target, &lowered)?;
         fs::write(&path, &said).with_context(|| format!("cannot write {}", path.display()))?;
         Ok(said)
+    }
+
+    /// Runs a tool that writes the image; returns that and what it said.
+    fn run(&self, mut command: Command, name: &str) -> Result<(Vec<u8>, String)> {
+        // Under its own name at first: another run may be at the same file, and this one may be stopped.
+        let partial = self.image.with_extension(format!("partial-{}", std::process::id()));
+        let tool = command.get_program().to_string_lossy().into_owned();
+        let output = command.arg("-o").arg(&partial).output().with_context(|| format!("cannot start {tool}"))?;
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(output.status.success(), "{tool} failed for {name}:\n{said}");
+        fs::rename(&partial, &self.image).with_context(|| format!("cannot write {}", self.image.display()))?;
+        let bytes = fs::read(&self.image).with_context(|| format!("cannot read {}", self.image.display()))?;
+        // The report last: without it the image does not count.
+        fs::write(&self.report, &said).with_context(|| format!("cannot write {}", self.report.display()))?;
+        Ok((bytes, said))
     }
 
     fn load(&self) -> Option<(Vec<u8>, String)> {

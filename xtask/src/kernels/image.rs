@@ -47,17 +47,34 @@ impl Target {
         if self.arch >= 90 { "8.1" } else { "7.4" }
     }
 
-    /// Flags of the compiler that the image depends on.
+    /// The text that the image is, or is assembled from: images of one text are compiled once.
+    pub(super) fn text(&self) -> Self {
+        Self { kind: Kind::Ptx, ..self.clone() }
+    }
+
+    /// Flags of the compiler that the text depends on.
     pub(super) fn flags(&self) -> Vec<String> {
-        let (mode, arch) = match self.kind {
-            Kind::Cubin => ("-cubin", self.sm()),
-            Kind::Ptx => ("-ptx", self.sm().replace("sm_", "compute_")),
-        };
-        let mut flags = vec!["-std=c++17".to_owned(), "-O3".to_owned(), mode.to_owned(), format!("-arch={arch}")];
+        let arch = self.sm().replace("sm_", "compute_");
+        let mut flags = ["-std=c++17", "-O3", "-ptx"].map(str::to_owned).to_vec();
+        flags.push(format!("-arch={arch}"));
         if self.is_checked {
             flags.push("-DATTN_CHECKED".to_owned());
         }
         flags
+    }
+
+    /// All flags that the image depends on.
+    pub(super) fn all_flags(&self) -> Vec<String> {
+        let mut flags = self.flags();
+        if self.kind == Kind::Cubin {
+            flags.extend(self.assembler_flags());
+        }
+        flags
+    }
+
+    /// Flags of the assembler that machine code depends on. It remembers them, and their order.
+    pub(super) fn assembler_flags(&self) -> [String; 3] {
+        [format!("-arch={}", self.sm()), "-m64".to_owned(), "-v".to_owned()]
     }
 }
 

@@ -28,7 +28,7 @@ pub(super) fn render(units: &[Unit], built: &[Built], source_hash: &str) -> Resu
             "file": b.target.file_name(),
             "target": b.target.sm(),
             "ptx_version": if b.target.kind == Kind::Ptx { Some(b.target.ptx_version()) } else { None },
-            "flags": b.target.flags(),
+            "flags": b.target.all_flags(),
             "bytes": b.bytes.len(),
             "sha256": hash_of(&b.bytes),
             "entries": entries,
