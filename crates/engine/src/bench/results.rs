@@ -53,6 +53,12 @@ pub struct Environment {
     /// Processes that wanted to run in the minute before, ours not among them; absent where the system does not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub load_before: Option<f64>,
+    /// The commit of the build, where it was told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub commit: Option<String>,
+    /// The command.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub command: String,
 }
 
 /// One workload on one system.

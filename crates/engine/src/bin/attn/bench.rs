@@ -217,7 +217,7 @@ fn measure_gpu(args: &Args, workloads: &[Workload], backend: engine::bench::GpuB
         return Err(Failure::usage(format!("{option} is for backends that run on the host")).into());
     }
     let ceilings = args.ceilings.as_deref().map(read_results).transpose()?;
-    let command = std::env::args().collect::<Vec<_>>().join(" ");
+    let command = command();
     let ceilings = ceilings.and_then(|c| c.ceilings);
     let options = engine::bench::GpuOptions { backend, with_schedules: args.schedules, ceilings, command };
     let spinner = output::spinner();
@@ -278,7 +278,14 @@ fn environment(args: &Args, load_before: Option<f64>) -> Environment {
         build: doctor::build_profile().to_owned(),
         rounds: args.rounds(),
         load_before,
+        commit: doctor::commit().map(str::to_owned),
+        command: command(),
     }
+}
+
+/// What was typed.
+fn command() -> String {
+    std::env::args().collect::<Vec<_>>().join(" ")
 }
 
 fn write_json(path: &Path, results: &Results) -> Result<()> {
