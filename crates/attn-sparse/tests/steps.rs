@@ -99,10 +99,11 @@ fn a_selection_that_cannot_be_shared_is_refused_at_creation() {
 /// Captured steps and the last other one are live at once; each is compared with the oracle's results for its own batch.
 #[test]
 fn a_step_is_compared_with_its_own_batch_whatever_was_prepared_since() {
+    // As many rows, so that the oracle takes either for the other's.
     let (one, other) = (Problem::new(shape(vec![(40, 3)]), 3), Problem::new(shape(vec![(30, 2), (9, 1)]), 4));
     let inner = one.backend(&attn_sparse::entry());
     let mut backend = VerifyBackend::new(inner, 1).with_families(one.backend(&attn_sparse::oracle_entry()));
-    let bucket = Bucket { num_requests: 4, num_rows: 8 };
+    let bucket = Bucket { num_requests: 2, num_rows: 3 };
     let limits = CaptureLimits {
         buckets: vec![bucket],
         max_kv_len: 64,
@@ -114,8 +115,11 @@ fn a_step_is_compared_with_its_own_batch_whatever_was_prepared_since() {
     let step = backend.prepare_metadata(&one.batch).unwrap();
     backend.prepare_for_replay(&mut captured, &other.batch).unwrap();
     one.forward(&mut backend, &step, 0, true).unwrap();
-    let report = backend.handle().report();
-    assert_eq!((report.layers[0].num_vectors, report.layers[0].num_anomalies), (3 * 6, 0), "{report:?}");
+    other.forward(&mut backend, &captured, 0, true).unwrap();
+    one.forward(&mut backend, &step, 0, true).unwrap();
+    let errors = backend.handle().report().layers[0];
+    assert_eq!((errors.num_vectors, errors.num_anomalies), (3 * 3 * 6, 0), "{errors:?}");
+    assert!(errors.max_rel < 1e-5 && errors.max_lse_abs < 1e-5, "{errors:?}");
 }
 
 /// The third stage alone, with a selection and outputs of other shapes than its heads'.
