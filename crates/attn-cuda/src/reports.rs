@@ -55,12 +55,9 @@ fn explain_part(
     label: &'static str,
     part: &Part,
 ) -> Vec<GroupReport> {
-    let plans = [part.plan.clone()];
-    let mut report = PlanReport::new(label, model, &part.batch, &plans, None);
-    report.predict_kernels(&plans, |plan| rates_of(gpu, label, plan.group(), model.kv_dtype()));
-    let num_layers = (0..model.layers().len()).filter(|layer| model.group_of(*layer) == Some(group)).count();
-    // The report takes its one plan for that of the first group.
-    report.groups.iter_mut().for_each(|group| group.num_layers = num_layers);
+    let mut report = PlanReport::of_group(label, model, &part.batch, group, &part.plan);
+    report
+        .predict_kernels(std::slice::from_ref(&part.plan), |plan| rates_of(gpu, label, plan.group(), model.kv_dtype()));
     report.groups
 }
 

@@ -141,6 +141,17 @@ fn lens() -> impl Strategy<Value = Vec<(u32, u32)>> {
     prop::collection::vec((prop_oneof![3 => 0..4u32, 1 => 0..40u32], 0..120u32), 0..8)
 }
 
+/// Eight workers with a range each.
+fn even_shares(tile_len: u32, chunk_len: u32) -> PlanConfig {
+    PlanConfig {
+        tile_len,
+        chunking: Chunking { by: CutBy::Request, chunk_len, shortest: chunk_len, max_q_len: 8 },
+        num_workers: 8,
+        sharing: Sharing::Even,
+        unit_overhead: 64,
+    }
+}
+
 fn plan_of(config: PlanConfig, group: PlanGroup, batch: &Batch) -> Plan {
     let mut plan = Plan::new(config, group);
     plan.update(batch);
@@ -389,15 +400,8 @@ fn cut_by_the_batch_a_request_depends_on_its_neighbours() {
 fn a_skewed_batch_balances() {
     let mut lens = vec![(1, 64); 63];
     lens.push((1, 100_000));
-    let config = PlanConfig {
-        tile_len: 16,
-        chunking: Chunking { by: CutBy::Request, chunk_len: 512, shortest: 512, max_q_len: 8 },
-        num_workers: 8,
-        sharing: Sharing::Even,
-        unit_overhead: 64,
-    };
     let group = PlanGroup::plain(HeadShape::new(32, 8, 128), true, None);
-    let plan = plan_of(config, group, &batch(&lens, 0));
+    let plan = plan_of(even_shares(16, 512), group, &batch(&lens, 0));
     let cost = |u: attn_metadata::plan::Unit| plan.unit_cost(&plan.tiles()[u.tile as usize], u.chunk);
     let costs: Vec<u64> = plan.ranges().iter().map(|r| plan.units(r).map(cost).sum()).collect();
     assert!(*costs.iter().max().unwrap() * 8 <= plan.total_cost() * 105 / 100, "{costs:?}");
@@ -454,13 +458,7 @@ fn explained_pairs_are_those_that_rows_see() {
         ModelSpec::new(vec![layer], Dtype::F32, KvDtype::F32, PageSize::new(1 << 20).unwrap()).unwrap()
     };
     let lens = [(504, 504), (30, 100), (5, 3), (1, 70), (0, 9)];
-    let config = PlanConfig {
-        tile_len: 504,
-        chunking: Chunking { by: CutBy::Request, chunk_len: 64, shortest: 64, max_q_len: 16 },
-        num_workers: 4,
-        sharing: Sharing::Even,
-        unit_overhead: 8,
-    };
+    let config = even_shares(504, 64);
     for (causal, window_left) in [(true, None), (false, None), (true, Some(1)), (true, Some(40)), (false, Some(7))] {
         let group = PlanGroup::plain(HeadShape::new(4, 2, 8), causal, window_left);
         let batch = batch(&lens, 0);

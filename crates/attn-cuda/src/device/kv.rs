@@ -297,6 +297,7 @@ mod tests {
         let short = unsafe { CudaKv::from_raw(4096, len - 1, shape, KvFormat::Bf16, k, v) };
         assert!(matches!(short, Err(ShapeError::OutOfBounds { .. })));
     }
+
     #[test]
     fn values_in_the_keys_of_another_library_have_the_scale_of_the_keys() {
         let page_size = PageSize::new(16).unwrap();

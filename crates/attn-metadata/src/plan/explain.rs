@@ -99,9 +99,16 @@ impl PlanReport {
         plans: &[Plan],
         roofline: Option<&Roofline>,
     ) -> Self {
-        let layers_of = |group| (0..model.layers().len()).filter(|l| model.group_of(*l) == Some(group)).count();
-        let explain = |(index, plan)| group_report(backend, layers_of(index), model, batch, plan, roofline);
+        let explain = |(group, plan)| group_report(backend, num_layers(model, group), model, batch, plan, roofline);
         Self { groups: plans.iter().enumerate().map(explain).collect(), notes: Vec::new() }
+    }
+
+    /// Explains the plan of one of the model's groups, by its place among them: for a backend whose groups have different
+    /// names or batches.
+    #[must_use]
+    pub fn of_group(backend: &'static str, model: &ModelSpec, batch: &Batch, group: usize, plan: &Plan) -> Self {
+        let report = group_report(backend, num_layers(model, group), model, batch, plan, None);
+        Self { groups: vec![report], notes: Vec::new() }
     }
 
     /// Predicts the time of each group that has no prediction and whose backend, by name, the roofline is for.
@@ -177,6 +184,10 @@ fn group_report(
         predicted_s: roofline.map(|r| predict(r, bytes, flops)),
         requests: request_reports(plan, batch),
     }
+}
+
+fn num_layers(model: &ModelSpec, group: usize) -> usize {
+    (0..model.layers().len()).filter(|layer| model.group_of(*layer) == Some(group)).count()
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a prediction, good to a few per cent")]
