@@ -14,7 +14,7 @@ use crate::model;
 use crate::workspace::Workspace;
 
 /// Most that a bundle without a model may weigh.
-const MAX_BYTES: u64 = 60 << 20;
+const MAX_BYTES: u64 = 80 << 20;
 /// The model travels in parts of this size, so that they can be carried one after the other.
 const PART_BYTES: usize = 24 << 20;
 /// The profile of its binaries, in the workspace's `Cargo.toml`.

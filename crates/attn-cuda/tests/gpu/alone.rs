@@ -32,6 +32,7 @@ fn families() -> Vec<Family> {
         (0..NUM_REQUESTS).map(request).collect()
     };
     let (decoding, mixed) = (lengths(&[1]), lengths(&[1, 1, 2, 5, 17, 64, 130]));
+    let long = lengths(&[1, 17, 300, 500]);
     let base = Case { heads: HeadShape::new(4, 2, 64), append: false, ..Case::default() };
     let bucket = |num_requests, num_rows| Bucket { num_requests, num_rows };
     let decode_buckets: Vec<Bucket> = [1, 2, 4, 8, 16, 24, 32].map(|n| bucket(n, n)).to_vec();
@@ -49,6 +50,11 @@ fn families() -> Vec<Family> {
         Family { case: general, buckets: decode_buckets },
         Family { case: of(&mixed, Dtype::Bf16, KvDtype::Bf16), buckets: mixed_buckets.clone() },
         Family { case: of(&mixed, Dtype::F16, KvDtype::Fp8E4m3), buckets: mixed_buckets },
+        // Long requests in small pages.
+        Family {
+            case: Case { page_size: 3, ..of(&long, Dtype::Bf16, KvDtype::Bf16) },
+            buckets: vec![bucket(1, 520), bucket(4, 1300), bucket(24, 6000)],
+        },
     ]
 }
 
@@ -170,6 +176,11 @@ fn a_request_over_fp8_has_the_same_bits_in_every_batch_and_bucket() {
     check_family(3);
 }
 
+#[test]
+fn a_long_request_in_small_pages_has_the_same_bits_in_every_batch_and_bucket() {
+    check_family(4);
+}
+
 /// Tiles of long prompts are cut short where they do not fill a last round of the multiprocessors: alone they are not,
 /// two of these and 8 heads are (on 132 multiprocessors), and so are all three.
 #[test]
@@ -207,7 +218,7 @@ fn the_check_itself_is_sound_on_the_cpu_backend() {
 
 #[test]
 fn there_is_a_test_for_each_family() {
-    assert_eq!(families().len(), 4);
+    assert_eq!(families().len(), 5);
 }
 
 #[test]

@@ -51,10 +51,19 @@ fn of_many_chunks(widths: (u32, u32)) -> Case {
     Case { requests: vec![request(1, 33_900), request(3, 9300), request(1, 70)], heads, sinks: Sinks::Mixed, ..base }
 }
 
+/// Small pages of requests with many tiles.
+fn of_small_pages(dtypes: (Dtype, KvDtype), widths: (u32, u32)) -> Case {
+    let base = case(dtypes, widths);
+    let heads = HeadShape { num_qo_heads: 8, num_kv_heads: 1, ..base.heads };
+    let request = |q_len, kv_len| RequestShape { q_len, kv_len };
+    Case { requests: vec![request(80, 230), request(3, 9), request(100, 100)], heads, page_size: 1, ..base }
+}
+
 fn cases() -> Vec<Case> {
     let bases = DTYPES.iter().flat_map(|&dtypes| WIDTHS.iter().map(move |&widths| case(dtypes, widths)));
     let long = WIDTHS.iter().map(|&widths| of_many_chunks(widths));
-    bases.flat_map(|base| variants(&base)).chain(long).collect()
+    let small = WIDTHS.iter().flat_map(|&widths| [DTYPES[0], DTYPES[2]].map(|dtypes| of_small_pages(dtypes, widths)));
+    bases.flat_map(|base| variants(&base)).chain(long).chain(small).collect()
 }
 
 #[test]

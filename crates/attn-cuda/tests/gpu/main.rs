@@ -9,6 +9,7 @@ mod at_once;
 mod big_pool;
 mod every_kernel;
 mod merges;
+mod page_sizes;
 mod page_tables;
 mod problems;
 mod reruns;

@@ -46,6 +46,7 @@ fn cases() -> Vec<Case> {
         of(Dtype::Bf16, KvDtype::Bf16),
         Case { softcap: Some(30.0), sinks: Sinks::Mixed, window: Some(700), ..of(Dtype::F16, KvDtype::Fp8E4m3) },
         of(Dtype::F32, KvDtype::F32),
+        Case { page_size: 1, ..of(Dtype::Bf16, KvDtype::Bf16) },
     ]
 }
 
