@@ -1,4 +1,5 @@
-//! Small pages, whose KV comes in other ways than that of large ones: the same bits, however often and however a step runs.
+//! Pages that are no multiple of 16 tokens, or small: kernels copy their KV in other ways than that of pages of 16. The same bits,
+//! however often and however a step runs.
 
 use attn_conformance::Case;
 use attn_conformance::case::{RequestShape, Sinks};
@@ -12,6 +13,7 @@ use crate::support;
 
 /// Runs and replays of a step, which find what the ones before left.
 const NUM_RUNS: usize = 3;
+/// Tokens.
 const PAGE_SIZES: [u32; 4] = [1, 3, 8, 40];
 
 /// Requests with many tiles of queries and with few, after prefixes, and such that decode.
@@ -48,21 +50,9 @@ fn cases() -> Vec<Case> {
     ]
 }
 
-/// What a case gives, every time.
 fn written(case: &Case, device: &CudaDevice) -> Written {
     let mut scene = Scene::new(device.clone(), Problem::new(case), Place::low(KvLayout::Nhd)).unwrap();
-    let step = scene.prepare();
-    let first = scene.run(&step);
-    for run in 1..NUM_RUNS {
-        assert!(scene.run(&step) == first, "run {run} of {case} differs");
-    }
-    let mut graph = scene.record(&step);
-    for run in 0..NUM_RUNS {
-        scene.poison();
-        graph.replay().unwrap();
-        assert!(scene.written() == first, "replay {run} of {case} differs");
-    }
-    first
+    scene.run_repeatedly(NUM_RUNS)
 }
 
 #[test]

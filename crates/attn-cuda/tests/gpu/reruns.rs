@@ -52,17 +52,7 @@ fn cases() -> Vec<Case> {
 
 fn check(case: &Case, device: &CudaDevice) {
     let mut scene = Scene::new(device.clone(), Problem::new(case), Place::low(KvLayout::Nhd)).unwrap();
-    let step = scene.prepare();
-    let first = scene.run(&step);
-    for run in 0..NUM_RUNS {
-        assert!(scene.run(&step) == first, "eager run {run} of {case} differs");
-    }
-    let mut graph = scene.record(&step);
-    for run in 0..NUM_RUNS {
-        scene.poison();
-        graph.replay().unwrap();
-        assert!(scene.written() == first, "replay {run} of {case} differs");
-    }
+    scene.run_repeatedly(NUM_RUNS);
 }
 
 #[test]

@@ -115,6 +115,22 @@ impl Scene {
         self.written()
     }
 
+    /// What the batch gives, which is the same for every one of so many eager runs and as many replays of a recorded one.
+    pub fn run_repeatedly(&mut self, num_runs: usize) -> Written {
+        let step = self.prepare();
+        let first = self.run(&step);
+        for run in 0..num_runs {
+            assert!(self.run(&step) == first, "eager run {run} of {} differs", self.problem.case);
+        }
+        let mut graph = self.record(&step);
+        for run in 0..num_runs {
+            self.poison();
+            graph.replay().unwrap();
+            assert!(self.written() == first, "replay {run} of {} differs", self.problem.case);
+        }
+        first
+    }
+
     /// Rows of the only request in a step of their own, which sees the tokens up to the last of them, over poisoned
     /// outputs. The problem appends nothing.
     pub fn run_rows(&mut self, rows: Range<usize>) -> Written {
